@@ -1,1 +1,16 @@
-"""."""
+"""Models from files: a Hugging Face directory, a GGUF file, or the bundled default.
+
+load.py                     `load(name_or_path)`: the one entry
+names.py                    what a name means; `list_models` for the command line
+loaded.py                   the result, as data
+gguf.py, gguf_*.py          GGUF: checked header, config and tensor names, vocabulary
+families.py, light.py       model classes by type, mlx-lm's without its heavy package
+dense.py, digest.py         weights as plain floats; the identity of weights
+"""
+
+from .digest import digest
+from .load import load
+from .loaded import Kind, Loaded
+from .names import Source, list_models, resolve
+
+__all__ = ["Kind", "Loaded", "Source", "digest", "list_models", "load", "resolve"]

@@ -1,0 +1,36 @@
+"""What loading a model yields, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import mlx.nn as nn
+from onecopy.runtime.text.tokenizer import Tokenizer
+
+Kind = Literal["hf", "gguf"]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model ready to run: weights evaluated, in evaluation mode, owned by the thread that loaded it.
+
+    id: the name clients use. config: in mlx-lm's words, whatever the source. eos: ids that end a reply.
+    digest: hex, over the weights' bytes and the config. quantization: how the source stores its weights, None when
+    they are plain floats. dtype: what they became here ("native" keeps the source's). context: tokens the model was
+    made for. path: the directory or file.
+    """
+
+    id: str
+    model: nn.Module
+    config: dict[str, Any]
+    tokenizer: Tokenizer | None
+    template: str | None
+    eos: frozenset[int]
+    digest: str
+    kind: Kind
+    quantization: dict[str, Any] | None
+    dtype: str
+    context: int
+    path: Path
