@@ -1,6 +1,7 @@
 """Every error a user can meet, as one tree. Each class knows its HTTP status, its code and whether a retry helps.
 
 OnecopyError                       500 internal_error
+├── RestartIntensityExceeded       500 internal_error         an actor kept crashing; its supervisor gave up (exit 1)
 ├── BadRequest                     400 invalid_request        the request itself is wrong; `param` names the field
 │   ├── ContextLengthExceeded      400 context_length_exceeded
 │   └── Unsupported                400 unsupported            understood, but not offered here
@@ -42,6 +43,10 @@ class OnecopyError(Exception):
     @property
     def message(self) -> str:
         return str(self.args[0])
+
+
+class RestartIntensityExceeded(OnecopyError):
+    """A supervisor gave up: too many restarts within its window. `__cause__` is the last crash."""
 
 
 class BadRequest(OnecopyError):
