@@ -3,6 +3,8 @@
 load.py                     `load(name_or_path)`: the one entry
 names.py                    what a name means; `list_models` for the command line
 loaded.py                   the result, as data
+hf.py, hf_vocab.py          Hugging Face directories, through mlx-lm
+safetensors.py              their weight files, checked before use
 gguf.py, gguf_*.py          GGUF: checked header, config and tensor names, vocabulary
 families.py, light.py       model classes by type, mlx-lm's without its heavy package
 dense.py, digest.py         weights as plain floats; the identity of weights

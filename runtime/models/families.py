@@ -34,6 +34,8 @@ def build(config: dict[str, Any], source: Path) -> nn.Module:
 def classes(config: dict[str, Any], source: Path) -> tuple[Any, Any]:
     """(Model, ModelArgs) for `config["model_type"]`. ModelLoadError names an unknown type and the nearest known."""
     kind = str(config.get("model_type"))
+    if kind not in known():
+        raise ModelLoadError(f"{source}: {unknown(kind)}")
     where = f"{__package__}.{kind}" if kind in OWN else f"mlx_lm.models.{kind}"
     try:
         light.enter()

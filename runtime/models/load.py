@@ -5,8 +5,10 @@ from __future__ import annotations
 import mlx.core as mx
 from onecopy.runtime.errors import ModelLoadError
 
+from .gguf import load_gguf
+from .hf import load_hf
 from .loaded import Loaded
-from .names import Source, resolve
+from .names import resolve
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16, "native": None}
 
@@ -22,10 +24,5 @@ def load(name_or_path: str, *, dtype: str | None = None) -> Loaded:
     chosen = dtype or ("float32" if mx.default_device().type == mx.DeviceType.cpu else "native")
     if chosen not in DTYPES:
         raise ModelLoadError(f"the weight type {chosen!r} is unknown; known are {', '.join(DTYPES)}.")
-    return _load(source, DTYPES[chosen])
-
-
-def _load(source: Source, dtype: mx.Dtype | None) -> Loaded:
-    from .gguf import load_gguf
-
-    return load_gguf(source.path, source.id, dtype)
+    read = load_gguf if source.kind == "gguf" else load_hf
+    return read(source.path, source.id, DTYPES[chosen])
