@@ -1,0 +1,170 @@
+"""The machine's file system behind the `Disk` seam."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat as modes
+from collections.abc import Callable
+from typing import TypeVar, TypeVarTuple
+
+import trio
+
+from .disk import FileStat, Readable, StrPath
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+_FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
+_UNKNOWN = {errno.ENOTSUP, errno.ENOTTY, errno.EINVAL}
+_data_sync: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
+_MOST = 1 << 30  # Linux moves at most 2 GiB - 4 KiB in one call; macOS refuses 2 GiB and more.
+
+
+def _sync(fd: int, ordinary: Callable[[int], None] = os.fsync) -> None:
+    """Durable on the medium. File systems that do not know F_FULLFSYNC (some network ones) get an ordinary fsync."""
+    if _FULL_SYNC is not None:
+        try:
+            fcntl.fcntl(fd, _FULL_SYNC)
+            return
+        except OSError as error:
+            if error.errno not in _UNKNOWN:
+                raise
+    ordinary(fd)
+
+
+class RealFile:
+    """An open file descriptor."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def pread(self, offset: int, n: int) -> bytes:
+        buffer = bytearray(max(0, min(n, self.size() - offset)))
+        got = self.pread_into(offset, buffer)
+        return bytes(memoryview(buffer)[:got])
+
+    def pread_into(self, offset: int, buffer: bytearray | memoryview) -> int:
+        view, done = memoryview(buffer).cast("B"), 0
+        while done < len(view):
+            got = os.preadv(self._fd, [view[done : done + _MOST]], offset + done)
+            if not got:
+                break
+            done += got
+        return done
+
+    def append(self, data: Readable) -> int:
+        return os.write(self._fd, memoryview(data).cast("B")[:_MOST])
+
+    def sync(self) -> None:
+        _sync(self._fd)
+
+    def datasync(self) -> None:
+        _sync(self._fd, _data_sync)
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._fd, size)
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class RealDisk:
+    """threads: worker threads at most for `in_thread`."""
+
+    def __init__(self, threads: int = 4) -> None:
+        self._locks: dict[str, int] = {}
+        self._threads = threads
+        self._limiter: trio.CapacityLimiter | None = None
+
+    def open_read(self, path: StrPath) -> RealFile:
+        return RealFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+
+    def open_append(self, path: StrPath) -> RealFile:
+        return RealFile(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600))
+
+    def rename(self, source: StrPath, target: StrPath) -> None:
+        os.replace(source, target)
+
+    def unlink(self, path: StrPath) -> None:
+        os.unlink(path)
+
+    def listdir(self, path: StrPath) -> list[str]:
+        return sorted(os.listdir(path))
+
+    def mkdir(self, path: StrPath) -> None:
+        if os.path.isdir(path):
+            return
+        parent = os.path.dirname(os.path.abspath(path))
+        if parent != os.path.abspath(path):
+            self.mkdir(parent)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+        if not os.path.isdir(path):
+            raise NotADirectoryError(f"not a directory: {os.fspath(path)}")
+
+    def exists(self, path: StrPath) -> bool:
+        return os.path.exists(path)
+
+    def stat(self, path: StrPath) -> FileStat:
+        found = os.stat(path)
+        return FileStat(
+            found.st_size, found.st_mtime, modes.S_IMODE(found.st_mode), is_dir=modes.S_ISDIR(found.st_mode)
+        )
+
+    def sync_dir(self, path: StrPath) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            _sync(fd)
+        finally:
+            os.close(fd)
+
+    def free_bytes(self, path: StrPath) -> int:
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize
+
+    def lock(self, path: StrPath) -> bool:
+        key = os.path.abspath(path)
+        if key in self._locks:
+            return False
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        except BlockingIOError:
+            os.close(fd)
+            return False
+        except BaseException:
+            os.close(fd)
+            raise
+        self._locks[key] = fd
+        return True
+
+    def lock_owner(self, path: StrPath) -> int | None:
+        try:
+            file = self.open_read(path)
+        except FileNotFoundError:
+            return None
+        try:
+            text = file.pread(0, 32).strip()
+        finally:
+            file.close()
+        return int(text) if text.isdigit() else None
+
+    def unlock(self, path: StrPath) -> None:
+        fd = self._locks.pop(os.path.abspath(path), None)
+        if fd is not None:
+            os.ftruncate(fd, 0)
+            os.close(fd)
+
+    async def in_thread(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
+        if self._limiter is None:
+            self._limiter = trio.CapacityLimiter(self._threads)
+        return await trio.to_thread.run_sync(fn, *args, limiter=self._limiter)
