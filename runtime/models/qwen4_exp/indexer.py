@@ -1,0 +1,105 @@
+"""The QSA indexer: scores complete blocks of keys through their pooled index key and picks the best few.
+
+Source: the public qwen4_exp reference. Ties are broken towards the earlier block, so the pick is a function of
+the scores alone, not of how many blocks lie beside them in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from .cache import IndexedRows
+from .config import Config
+from .layers import Norm, Span, angles, rotate
+
+# A score's bits stand above any block id in one 64-bit key.
+_ABOVE_ID = 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What the queries at positions start … start + n - 1 of one conversation attend to.
+
+    blocks: int32 [n, picked] ascending complete blocks, or None when every earlier row is selected. A query at p
+    also attends to its open block's rows; `counts` says how many rows that makes in all, per query.
+    """
+
+    start: int
+    counts: tuple[int, ...]
+    blocks: mx.array | None
+
+
+class Indexer(nn.Module):
+    """Queries and raw keys from the layer's input, pooled keys from raw keys, selections from scores."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        size = (config.index_heads + 1) * config.index_dim
+        self.index_qk_proj = nn.Linear(config.hidden_size, size, bias=False)
+        self.q_layernorm = Norm(config.index_dim, config.eps)
+        self.k_layernorm = Norm(config.index_dim, config.eps)
+        self._c = config
+
+    def project(self, x: mx.array, span: Span) -> tuple[mx.array, mx.array]:
+        """x [B, W, d] -> rotated queries [B, W, heads, Di] and raw keys [B, W, Di]."""
+        c = self._c
+        q, raw = mx.split(self.index_qk_proj(x), [c.index_heads * c.index_dim], axis=-1)
+        cos, sin = span.angles
+        q = self.q_layernorm(mx.unflatten(q, -1, (c.index_heads, c.index_dim)))
+        return rotate(q, cos[..., None, :], sin[..., None, :]), raw
+
+    def close_blocks(self, conversation: int, span: Span, rows: IndexedRows) -> None:
+        """Pools the blocks that the new rows complete and writes their keys. Nothing is written when none closes."""
+        ratio, start = self._c.ratio, span.starts[conversation]
+        first, stop = start // ratio, (start + span.width) // ratio
+        if first < stop:
+            raw = mx.unflatten(rows.raw(conversation, first * ratio, stop * ratio), 0, (stop - first, ratio))
+            rows.write_pooled(conversation, first, self._pool(raw, first))
+
+    def _pool(self, raw: mx.array, first: int) -> mx.array:
+        """raw [n, ratio, Di] -> pooled [n, Di]: mean, norm, rotation at each block's first row."""
+        mean = raw.astype(mx.float32).mean(axis=1).astype(raw.dtype)
+        cos, sin = angles(self._c, (first + np.arange(raw.shape[0])) * self._c.ratio)
+        return rotate(self.k_layernorm(mean), cos, sin)
+
+    def select(self, conversation: int, queries: mx.array, start: int, rows: IndexedRows) -> Selection:
+        """queries [n, heads, Di] at positions start … start + n - 1, all past the budget or all within it."""
+        c = self._c
+        ends = [start + 1 + i for i in range(queries.shape[0])]
+        counts = tuple(min(c.selected_blocks, end // c.ratio) * c.ratio + end % c.ratio for end in ends)
+        if ends[-1] // c.ratio <= c.selected_blocks:
+            return Selection(start, counts, None)
+        complete = np.array([end // c.ratio for end in ends])
+        pieces = rows.pooled(conversation, int(complete[-1]))
+        return Selection(start, counts, _best(self._scores(queries, pieces), complete, c.selected_blocks))
+
+    def _scores(self, queries: mx.array, pieces: Sequence[mx.array]) -> mx.array:
+        """queries [n, heads, Di] against every pooled key -> [n, blocks]; one fixed-shape product per tile."""
+        q = queries.astype(mx.float32)[:, None]
+        tiles = [_tiled(piece.astype(mx.float32), self._c.pool_tile) for piece in pieces]
+        scores = [mx.maximum(q @ tile, 0.0).sum(axis=-2).flatten(1) for tile in tiles]
+        return mx.concatenate(scores, axis=1) / self._c.index_dim**0.5
+
+
+def _tiled(keys: mx.array, tile: int) -> mx.array:
+    """keys [n, Di] -> [tiles, Di, tile], the last tile padded with zeros when it is short."""
+    if short := -keys.shape[0] % tile:
+        keys = mx.pad(keys, [(0, short), (0, 0)])
+    return mx.unflatten(keys, 0, (-1, tile)).swapaxes(-1, -2)
+
+
+def _best(scores: mx.array, complete: np.ndarray, count: int) -> mx.array:
+    """The `count` best of each row's first `complete[i]` blocks, ascending: int32 [n, count].
+
+    Scores are not negative, so their bits order like the numbers; with the block id below them every key differs.
+    """
+    ids = mx.arange(scores.shape[1], dtype=mx.int64)
+    bits = (scores.astype(mx.float32) + 0.0).view(mx.int32).astype(mx.int64)
+    keys = mx.where(ids < mx.array(complete)[:, None], ids - bits * _ABOVE_ID, ids + _ABOVE_ID)
+    best = mx.argpartition(keys, count - 1, axis=-1)[:, :count]
+    return mx.sort(best.astype(mx.int32), axis=-1)
