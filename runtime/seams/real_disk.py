@@ -48,31 +48,36 @@ class RealFile:
     def pread_into(self, offset: int, buffer: bytearray | memoryview) -> int:
         view, done = memoryview(buffer).cast("B"), 0
         while done < len(view):
-            got = os.preadv(self._fd, [view[done : done + _MOST]], offset + done)
+            got = os.preadv(self._open(), [view[done : done + _MOST]], offset + done)
             if not got:
                 break
             done += got
         return done
 
     def append(self, data: Readable) -> int:
-        return os.write(self._fd, memoryview(data).cast("B")[:_MOST])
+        return os.write(self._open(), memoryview(data).cast("B")[:_MOST])
 
     def sync(self) -> None:
-        _sync(self._fd)
+        _sync(self._open())
 
     def datasync(self) -> None:
-        _sync(self._fd, _data_sync)
+        _sync(self._open(), _data_sync)
 
     def truncate(self, size: int) -> None:
-        os.ftruncate(self._fd, size)
+        os.ftruncate(self._open(), size)
 
     def size(self) -> int:
-        return os.fstat(self._fd).st_size
+        return os.fstat(self._open()).st_size
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
+
+    def _open(self) -> int:
+        if self._fd < 0:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return self._fd
 
 
 class RealDisk:
