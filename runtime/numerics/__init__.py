@@ -1,0 +1,7 @@
+"""Arithmetic whose bits do not depend on what runs beside it.
+
+arrange.py    the ways a matrix product can be laid out so that a row's bits are its own
+probe.py      finds, for the shapes of a model on this machine, the cheapest way that really is exact
+linear.py     linear layers that use the arrangement found, and the head that computes only the rows wanted
+rope.py       rotary embeddings from a table
+"""

@@ -1,0 +1,125 @@
+"""Linear layers whose rows do not influence each other, and the head that computes only the rows wanted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from .arrange import PLAIN, Arrangement, product
+
+Array = Any
+
+
+class RoundShape:
+    """What the layers of one model need to know of the round in hand. Set by the engine before each forward.
+
+    real: rows that count; the rest of the batch is padding. wanted: rows whose logits are needed, None = all.
+    """
+
+    __slots__ = ("real", "wanted")
+
+    def __init__(self) -> None:
+        self.real = 1
+        self.wanted: Array | None = None
+
+
+class RowLinear(nn.Module):  # type: ignore[misc]
+    """`nn.Linear` over `[rows, 1, k]` (or any leading shape) with an exact arrangement. Weights are shared, not copied."""
+
+    def __init__(self, weight: Array, bias: Array | None, shape: RoundShape, how: Arrangement) -> None:
+        super().__init__()
+        self.weight = weight
+        if bias is not None:
+            self.bias = bias
+        self._shape = shape
+        self._how = how
+
+    def __call__(self, x: Array) -> Array:
+        lead = x.shape[:-1]
+        flat = x.reshape(-1, x.shape[-1])
+        y = product(flat, self.weight, self._how, _real_rows(self._shape, flat.shape[0]))
+        if "bias" in self:
+            y = y + self.bias
+        return y[:, None, :] if len(lead) == 2 and lead[1] == 1 else y.reshape(*lead, -1)
+
+
+class FusedLinear(nn.Module):  # type: ignore[misc]
+    """Several linears of one input as one product; `part(i)` gives modules that stand in for the originals.
+
+    The first part called with an input computes all parts, the others take their slice of that result.
+    """
+
+    def __init__(self, layers: list[nn.Linear], shape: RoundShape, how: Arrangement) -> None:
+        super().__init__()
+        bias = mx.concatenate([x.bias for x in layers]) if all("bias" in x for x in layers) else None
+        self.joined = RowLinear(mx.concatenate([x.weight for x in layers]), bias, shape, how)
+        mx.eval(self.joined.parameters())
+        ends = [0]
+        for layer in layers:
+            ends.append(ends[-1] + layer.weight.shape[0])
+        self._ends = ends
+        self._seen: Array | None = None
+        self._out: Array | None = None
+
+    def take(self, x: Array, part: int) -> Array:
+        if self._seen is not x:
+            self._seen, self._out = x, self.joined(x)
+        out = self._out
+        assert out is not None
+        if part == len(self._ends) - 2:
+            self._seen = self._out = None
+        return out[..., self._ends[part] : self._ends[part + 1]]
+
+
+class FusedPart(nn.Module):  # type: ignore[misc]
+    """Output columns `part` of a `FusedLinear`."""
+
+    def __init__(self, fused: FusedLinear, part: int) -> None:
+        super().__init__()
+        self._fused = [fused]  # a list hides the shared module from parameter traversal
+        self._part = part
+
+    def __call__(self, x: Array) -> Array:
+        return self._fused[0].take(x, self._part)
+
+
+class RowHead(nn.Module):  # type: ignore[misc]
+    """The output projection over the wanted rows only: `[rows, 1, k]` in, `[1, wanted, vocab]` out."""
+
+    def __init__(self, weight: Array, bias: Array | None, shape: RoundShape, how: Arrangement) -> None:
+        super().__init__()
+        self.weight = weight
+        if bias is not None:
+            self.bias = bias
+        self._shape = shape
+        self._how = how
+
+    def __call__(self, x: Array) -> Array:
+        flat = x.reshape(-1, x.shape[-1])
+        if self._shape.wanted is not None:
+            flat = flat[self._shape.wanted]
+        y = product(flat, self.weight, self._how, flat.shape[0])
+        if "bias" in self:
+            y = y + self.bias
+        return y[None]
+
+
+class TiedEmbedding(nn.Module):  # type: ignore[misc]
+    """An embedding whose `as_linear` is a `RowHead`."""
+
+    def __init__(self, weight: Array, shape: RoundShape, how: Arrangement = PLAIN) -> None:
+        super().__init__()
+        self.weight = weight
+        self._head = RowHead(weight, None, shape, how)
+
+    def __call__(self, ids: Array) -> Array:
+        return self.weight[ids]
+
+    def as_linear(self, x: Array) -> Array:
+        return self._head(x)
+
+
+def _real_rows(shape: RoundShape, rows: int) -> int:
+    return min(shape.real, rows) if rows >= shape.real else rows

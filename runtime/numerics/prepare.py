@@ -1,0 +1,137 @@
+"""Turns a loaded model into one whose rows do not influence each other: linears, rope and head are exchanged in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from .arrange import Arrangement
+from .linear import FusedLinear, FusedPart, RoundShape, RowHead, RowLinear, TiedEmbedding
+from .rope import RopeTable, TableRope, inverse_frequencies
+
+Array = Any
+Choose = Callable[[int, int, bool], Arrangement]
+"""(outputs, inputs, is the head) of a linear to its arrangement."""
+
+FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Sibling linears that read one input: one product computes them together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What `prepare` did. shape: set `real` and `wanted` before each forward. shapes: (outputs, inputs) of each linear."""
+
+    shape: RoundShape
+    fused: int
+    linears: int
+    ropes: int
+    head: bool
+
+
+def linear_shapes(model: nn.Module) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
+    """(outputs, inputs) of the model's float32 linears after fusing, and of its head."""
+    body: set[tuple[int, int]] = set()
+    heads: set[tuple[int, int]] = set()
+    fused: set[str] = set()
+    for path, module in model.named_modules():
+        for names in FUSED:
+            if _fusable(module, names):
+                parts = [module[n].weight for n in names]
+                body.add((sum(w.shape[0] for w in parts), parts[0].shape[1]))
+                fused.update(f"{path}.{n}" for n in names)
+    for path, module in model.named_modules():
+        if _is_plain(module) and path not in fused:
+            (heads if path.endswith("lm_head") else body).add(tuple(module.weight.shape))
+        elif _is_embedding(module):
+            heads.add(tuple(module.weight.shape))
+    return body, heads
+
+
+def prepare(model: nn.Module, choose: Choose, positions: int) -> Prepared:
+    """Exchanges modules of `model` in place. positions: length of the rope tables in rows."""
+    shape = RoundShape()
+    fused = _fuse(model, shape, choose)
+    linears = _replace(model, _is_plain, lambda path, m: _linear(path, m, shape, choose))
+    tied = _replace(model, _is_embedding, lambda _, m: _embedding(m, shape, choose))
+    head = any(isinstance(m, RowHead) for _, m in model.named_modules()) or tied > 0
+    ropes = _replace(model, lambda m: inverse_frequencies(m) is not None, _rope_maker(positions))
+    return Prepared(shape, fused, linears, ropes, head)
+
+
+def _fuse(model: nn.Module, shape: RoundShape, choose: Choose) -> int:
+    count = 0
+    for _, module in model.named_modules():
+        for names in FUSED:
+            if _fusable(module, names):
+                parts = [module[n] for n in names]
+                outputs = sum(p.weight.shape[0] for p in parts)
+                joined = FusedLinear(parts, shape, choose(outputs, parts[0].weight.shape[1], False))
+                for i, name in enumerate(names):
+                    setattr(module, name, FusedPart(joined, i))
+                count += 1
+    return count
+
+
+def _fusable(module: nn.Module, names: tuple[str, ...]) -> bool:
+    parts = [module[n] for n in names if n in module]
+    return (
+        len(parts) == len(names)
+        and all(_is_plain(p) for p in parts)
+        and len({p.weight.shape[1] for p in parts}) == 1
+        and len({"bias" in p for p in parts}) == 1
+    )
+
+
+def _is_plain(module: Any) -> bool:
+    return type(module) is nn.Linear and module.weight.dtype == mx.float32
+
+
+def _is_embedding(module: Any) -> bool:
+    return type(module) is nn.Embedding and module.weight.dtype == mx.float32
+
+
+def _linear(path: str, module: nn.Module, shape: RoundShape, choose: Choose) -> nn.Module:
+    bias = module.bias if "bias" in module else None
+    outputs, inputs = module.weight.shape
+    made = RowHead if path.endswith("lm_head") else RowLinear
+    return made(module.weight, bias, shape, choose(outputs, inputs, made is RowHead))
+
+
+def _embedding(module: nn.Module, shape: RoundShape, choose: Choose) -> nn.Module:
+    return TiedEmbedding(module.weight, shape, choose(module.weight.shape[0], module.weight.shape[1], True))
+
+
+def _rope_maker(positions: int) -> Callable[[str, nn.Module], nn.Module]:
+    tables: dict[tuple[Any, ...], RopeTable] = {}
+
+    def make(_: str, rope: nn.Module) -> nn.Module:
+        found = inverse_frequencies(rope)
+        assert found is not None
+        inverse, scale, dims, traditional = found
+        key = (dims, scale, bytes(memoryview(inverse)))
+        if key not in tables:
+            tables[key] = RopeTable(inverse, scale, positions)
+        return TableRope(dims, traditional, tables[key], rope)
+
+    return make
+
+
+def _replace(
+    model: nn.Module, matches: Callable[[nn.Module], bool], make: Callable[[str, nn.Module], nn.Module]
+) -> int:
+    count = 0
+    for path, parent in list(model.named_modules()):
+        for name, child in list(parent.children().items()):
+            if isinstance(child, nn.Module) and matches(child):
+                setattr(parent, name, make(f"{path}.{name}", child))
+                count += 1
+            elif isinstance(child, list):
+                for i, item in enumerate(child):
+                    if isinstance(item, nn.Module) and matches(item):
+                        child[i] = make(f"{path}.{name}.{i}", item)
+                        count += 1
+    return count

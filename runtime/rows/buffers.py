@@ -1,0 +1,107 @@
+"""The MLX buffers of segments. Everything here runs on the device thread.
+
+A buffer is `[heads, capacity, width]` and is written in place. MLX does that only while the buffer has one owner, so no
+slice of a live buffer may survive a round: attention takes its views inside the round's graph and drops them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from .layout import Layout, RowTensor
+from .ops import Allocate, CopyRows, Drop, ResizeLayer, RowOp, Trim
+
+Array = Any
+
+
+class LayerBuffers:
+    """One layer of one segment: per-row buffers by name."""
+
+    __slots__ = ("arrays",)
+
+    def __init__(self, tensors: tuple[RowTensor, ...], capacity: int, dtype: Callable[[RowTensor], Any]) -> None:
+        self.arrays: dict[str, Array] = {t.name: mx.zeros((t.heads, capacity, t.width), dtype(t)) for t in tensors}
+
+    def write(self, name: str, at: int, rows: Array) -> None:
+        """Writes rows `[heads, n, width]` at buffer row `at`, in place once evaluated."""
+        self.arrays[name][:, at : at + rows.shape[1], :] = rows
+
+
+class SegmentBuffers:
+    """All layers of one segment, for the absolute rows `[start, start + capacity)`."""
+
+    __slots__ = ("capacity", "layers", "start")
+
+    def __init__(self, layout: Layout, start: int, capacity: int, dtype: Callable[[RowTensor], Any]) -> None:
+        self.start = start
+        self.capacity = capacity
+        self.layers = [LayerBuffers(layer.rows, capacity, dtype) for layer in layout.layers]
+
+    def flat(self) -> list[Array]:
+        return [array for layer in self.layers for array in layer.arrays.values()]
+
+    def row_views(self, start: int, stop: int) -> dict[str, np.ndarray[Any, Any]]:
+        """NumPy views of rows `[start, stop)` under a hold, keyed `layer.name`; no copy, valid until the segment drops."""
+        a, b = start - self.start, stop - self.start
+        return {
+            f"{i}.{name}": np.array(array, copy=False)[:, a:b]
+            for i, layer in enumerate(self.layers)
+            for name, array in layer.arrays.items()
+        }
+
+
+class Pool:
+    """Segment buffers by id, and the orders that change them. Device thread only."""
+
+    def __init__(self, layout: Layout, dtype: Callable[[RowTensor], Any] = lambda _: mx.float32) -> None:
+        self.layout = layout
+        self.segments: dict[int, SegmentBuffers] = {}
+        self._dtype = dtype
+
+    def apply(self, ops: tuple[RowOp, ...]) -> None:
+        """Runs orders in sequence; each leaves only evaluated buffers behind."""
+        for op in ops:
+            self._table[type(op)](self, op)
+
+    def _allocate(self, op: Allocate) -> None:
+        made = SegmentBuffers(self.layout, op.start, op.capacity, self._dtype)
+        mx.eval(made.flat())
+        self.segments[op.segment] = made
+
+    def _copy(self, op: CopyRows) -> None:
+        source, target = self.segments[op.source], self.segments[op.target]
+        a, b = op.start - source.start, op.stop - source.start
+        for from_layer, to_layer in zip(source.layers, target.layers, strict=True):
+            for name, array in from_layer.arrays.items():
+                to_layer.write(name, op.start - target.start, array[:, a:b])
+            mx.eval(list(to_layer.arrays.values()))
+
+    def _resize(self, op: ResizeLayer) -> None:
+        segment = self.segments[op.segment]
+        layer = segment.layers[op.layer]
+        keep = op.keep - segment.start
+        for name, array in layer.arrays.items():
+            fresh = mx.zeros((array.shape[0], op.capacity, array.shape[2]), array.dtype)
+            fresh[:, :keep, :] = array[:, :keep, :]
+            mx.eval(fresh)
+            layer.arrays[name] = fresh
+        if op.layer == len(segment.layers) - 1:
+            segment.capacity = op.capacity
+
+    def _drop(self, op: Drop) -> None:
+        self.segments.pop(op.segment, None)
+
+    def _trim(self, op: Trim) -> None:
+        mx.clear_cache()
+
+    _table: dict[type, Callable[[Pool, Any], None]] = {  # noqa: RUF012
+        Allocate: _allocate,
+        CopyRows: _copy,
+        ResizeLayer: _resize,
+        Drop: _drop,
+        Trim: _trim,
+    }
