@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from .anthropic import messages
 from .doors import Doors, Options
 from .drain import Drain
 from .errors import respond, shape_of
@@ -30,6 +31,8 @@ Table = tuple[tuple[str, str, Handler], ...]
 
 ROUTES: Table = (
     ("POST", "/v1/chat/completions", chat.create),
+    ("POST", "/v1/messages", messages.create),
+    ("POST", "/v1/messages/count_tokens", messages.count),
     ("GET", "/v1/models", models.index),
     ("GET", "/v1/models/{model:path}", models.show),
 )

@@ -144,7 +144,8 @@ def plain_side(card: ModelCard) -> Tokenizer:
 
 
 def _render(chat: ChatFormat, tokenizer: Tokenizer, talk: Talk) -> Prompt:
-    text = chat.render(talk.messages, talk.tools, kwargs=talk.kwargs)
-    opened = chat.opened_by(text) if chat.thinks else False
+    kwargs = talk.kwargs if talk.prefill is None else {"enable_thinking": False, **talk.kwargs}
+    text = chat.render(talk.messages, talk.tools, kwargs=kwargs)
+    opened = chat.opened_by(text)
     tokens = tokenizer.encode(text + (talk.prefill or ""))
-    return Prompt(tuple(tokens), reasoning=chat.thinks, opened=opened and not talk.prefill)
+    return Prompt(tuple(tokens), reasoning=chat.thinks, opened=opened)
