@@ -3,7 +3,8 @@
 config      what config.json says, checked          load       checkpoint directory -> Model
 layers      norms, taps, rotary angles              hyper      the n gated residual streams
 delta       gated delta net                         moe        experts and the shared expert
-indexer     pooled keys, scores, selection          attention  softmax over selected rows, in tiles
+indexer     pooled keys and scores                  topk       the best blocks, ties as the reference has them
+attention   softmax over selected rows, in tiles
 ngram       token n-grams -> table rows             table      those rows, memory-mapped
 ple         per-layer embeddings                    mtp        the draft head
 cache       protocols of what layers keep           memory     a plain keeper of it

@@ -1,7 +1,6 @@
 """The QSA indexer: scores complete blocks of keys through their pooled index key and picks the best few.
 
-Source: the public qwen4_exp reference. Ties are broken towards the earlier block, so the pick is a function of
-the scores alone, not of how many blocks lie beside them in memory.
+Source: the public qwen4_exp reference.
 """
 
 from __future__ import annotations
@@ -16,9 +15,7 @@ import numpy as np
 from .cache import IndexedRows
 from .config import Config
 from .layers import Norm, Span, angles, rotate
-
-# A score's bits stand above any block id in one 64-bit key.
-_ABOVE_ID = 1 << 32
+from .topk import best
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +73,7 @@ class Indexer(nn.Module):
             return Selection(start, counts, None)
         complete = np.array([end // c.ratio for end in ends])
         pieces = rows.pooled(conversation, int(complete[-1]))
-        return Selection(start, counts, _best(self._scores(queries, pieces), complete, c.selected_blocks))
+        return Selection(start, counts, best(self._scores(queries, pieces), complete, c.selected_blocks))
 
     def _scores(self, queries: mx.array, pieces: Sequence[mx.array]) -> mx.array:
         """queries [n, heads, Di] against every pooled key -> [n, blocks]; one fixed-shape product per tile."""
@@ -91,15 +88,3 @@ def _tiled(keys: mx.array, tile: int) -> mx.array:
     if short := -keys.shape[0] % tile:
         keys = mx.pad(keys, [(0, short), (0, 0)])
     return mx.unflatten(keys, 0, (-1, tile)).swapaxes(-1, -2)
-
-
-def _best(scores: mx.array, complete: np.ndarray, count: int) -> mx.array:
-    """The `count` best of each row's first `complete[i]` blocks, ascending: int32 [n, count].
-
-    Scores are not negative, so their bits order like the numbers; with the block id below them every key differs.
-    """
-    ids = mx.arange(scores.shape[1], dtype=mx.int64)
-    bits = (scores.astype(mx.float32) + 0.0).view(mx.int32).astype(mx.int64)
-    keys = mx.where(ids < mx.array(complete)[:, None], ids - bits * _ABOVE_ID, ids + _ABOVE_ID)
-    best = mx.argpartition(keys, count - 1, axis=-1)[:, :count]
-    return mx.sort(best.astype(mx.int32), axis=-1)
