@@ -15,6 +15,7 @@ from .digest import digest
 from .families import build
 from .gguf_config import config_of, llama3_scaling, parameter_name, row_order
 from .gguf_header import Header, read_header
+from .gguf_tensors import read_tensors
 from .gguf_vocab import tokenizer_of
 from .loaded import Loaded
 
@@ -48,10 +49,7 @@ def load_gguf(path: Path, name: str, dtype: mx.Dtype | None) -> Loaded:
 
 def _weights(header: Header, config: dict[str, Any]) -> dict[str, mx.array]:
     """Tensors under mlx-lm's names, in mlx-lm's row order, as stored. Completes `config` from rope tensors."""
-    try:
-        loaded = dict(mx.load(str(header.path)).items())  # type: ignore[union-attr]
-    except (RuntimeError, ValueError) as error:
-        raise ModelLoadError(f"{header.path}: its tensors cannot be read: {error}") from None
+    loaded = read_tensors(header)
     if config["rope_scaling"] == {"rope_type": "llama3"}:
         config["rope_scaling"] = llama3_scaling(header, loaded["rope_freqs.weight"])
     reorder = row_order(config)

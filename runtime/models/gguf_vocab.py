@@ -13,7 +13,7 @@ from tokenizers.models import BPE
 
 from .gguf_header import Header
 
-UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
 """Token types of ggml's vocabulary."""
 
 END_NAMES = frozenset(
@@ -61,9 +61,20 @@ SPLITS: dict[str, Callable[[], Any]] = {
 
 def tokenizer_of(header: Header) -> Tokenizer:
     """The file's tokenizer with its chat template. ModelLoadError for a vocabulary kind that is not supported."""
+    try:
+        return _tokenizer(header)
+    except ModelLoadError:
+        raise
+    except Exception as error:  # the library raises bare Exception, and metadata may hold any type anywhere
+        raise ModelLoadError(f"{header.path}: its vocabulary is damaged: {error}.") from None
+
+
+def _tokenizer(header: Header) -> Tokenizer:
     meta = header.metadata
     tokens = _tokens(header)
-    kinds = meta.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    kinds = meta.get("tokenizer.ggml.token_type", [NORMAL] * len(tokens))
+    if not isinstance(kinds, list) or len(kinds) != len(tokens):
+        raise ModelLoadError(f"{header.path}: the vocabulary's token types do not match its tokens.")
     inner = _build(header, tokens)
     inner.add_special_tokens(_added(tokens, kinds, {CONTROL, UNKNOWN}))
     inner.add_tokens(_added(tokens, kinds, {USER_DEFINED}))
@@ -83,8 +94,11 @@ def tokenizer_of(header: Header) -> Tokenizer:
 
 def _tokens(header: Header) -> list[str]:
     tokens = header.metadata.get("tokenizer.ggml.tokens")
-    if not tokens or not isinstance(tokens[0], str):
+    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         raise ModelLoadError(f"{header.path}: the metadata holds no vocabulary ('tokenizer.ggml.tokens').")
+    rows = header.tensors["token_embd.weight"].shape[0]
+    if len(tokens) > rows:
+        raise ModelLoadError(f"{header.path}: the vocabulary has {len(tokens)} tokens, the embedding {rows} rows.")
     for key in ("bos", "eos", "unknown", "padding"):
         if header.metadata.get(f"tokenizer.ggml.{key}_token_id", 0) >= len(tokens):
             header.metadata.pop(f"tokenizer.ggml.{key}_token_id")
@@ -163,7 +177,7 @@ def _added(tokens: list[str], kinds: list[int], wanted: set[int]) -> list[AddedT
     special = CONTROL in wanted
     return [
         AddedToken(token, special=special, normalized=False)
-        for token, kind in zip(tokens, kinds, strict=False)
+        for token, kind in zip(tokens, kinds, strict=True)
         if kind in wanted and token
     ]
 
