@@ -19,7 +19,7 @@ from .turns import Turns
 
 if TYPE_CHECKING:
     from .openai.kept import Kept
-    from .safety import Principal
+    from .safety import Keys, Principal
 
 BODY_PATIENCE = 30.0
 """Seconds a client may take between two parts of a body."""
@@ -51,6 +51,7 @@ class Doors:
 
     service: Service
     options: Options
+    keys: Keys
     meter: Meter
     kept: Kept
 

@@ -32,7 +32,9 @@ class Wire(Protocol):
     """How one door spells its replies. `replies` grow by `piece`; the rest is read from them."""
 
     shape: Shape
-    replies: Sequence[Reply]
+
+    @property
+    def replies(self) -> Sequence[Reply]: ...
 
     def piece(self, index: int, piece: Piece) -> bytes:
         """Take a piece of choice `index` in; answer the events it causes, maybe none."""

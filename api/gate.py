@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import anyio
 from onecopy.runtime.errors import Forbidden, OnecopyError
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -151,6 +152,11 @@ def _name(url: str) -> str:
 def _same(origin: str, host: str) -> bool:
     """Whether a page comes from the very host it calls."""
     return urlsplit(origin).netloc.lower() == host.lower() if _name(origin) else False
+
+
+def may_see(request: Request, keys: Keys) -> bool:
+    """Whether the caller of an open path has shown a key, where keys are wanted."""
+    return not keys.wanted or request.scope["onecopy.principal"] is not ANYONE
 
 
 def loopback(hosts: Sequence[str]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -115,12 +115,13 @@ def arguments(text: str) -> Any:
         return None
 
 
-def usage_of(replies: Iterable[Reply]) -> Usage:
-    """Usage over all choices of a request: the prompt is counted once."""
+def usage_of(replies: Sequence[Reply], per_prompt: int) -> Usage:
+    """Usage over all choices of a request: each prompt is counted once, by the first of its choices."""
     uses = [reply.end.usage for reply in replies]
+    firsts = uses[::per_prompt]
     return Usage(
-        prompt=uses[0].prompt,
-        cached=uses[0].cached,
+        prompt=sum(use.prompt for use in firsts),
+        cached=sum(use.cached for use in firsts),
         completion=sum(use.completion for use in uses),
         reasoning=sum(use.reasoning for use in uses),
     )

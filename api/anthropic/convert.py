@@ -13,7 +13,7 @@ from ..openai.fields import named_tool, unique_tools
 from . import types as t
 
 BILLING = "x-anthropic-billing-header:"
-"""What a client's per-request system block starts with. It says nothing to a model and would end every shared prefix."""
+"""How a client's per-request system block starts. It says nothing to a model and would end every shared prefix."""
 
 Plain = dict[str, Any]
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 from onecopy.runtime.errors import Unsupported
 from onecopy.runtime.turn import Grammar, Sampling
+from starlette.requests import Request
+from starlette.responses import Response
 
 from ..codec import decode, json_response
 from ..doors import Call

@@ -66,8 +66,9 @@ class OpenAIWire:
     kind = ""
     chunk_kind = ""
 
-    def __init__(self, head: Head, n: int) -> None:
+    def __init__(self, head: Head, n: int, prompts: int = 1) -> None:
         self.head = head
+        self.per_prompt = n // prompts
         self.replies: Sequence[Reply] = [Reply() for _ in range(n)]
         self.held = [Held() for _ in range(n)]
         self.progress = "waiting"
@@ -91,7 +92,7 @@ class OpenAIWire:
     def close(self) -> bytes:
         tail = b""
         if self.head.usage:
-            tail = sse.data(self.frame([], usage=usage_body(usage_of(self.replies))))
+            tail = sse.data(self.frame([], usage=usage_body(usage_of(self.replies, self.per_prompt))))
         return tail + sse.DONE
 
     def failure(self, error: OnecopyError) -> bytes:
@@ -100,7 +101,7 @@ class OpenAIWire:
     def body(self) -> bytes:
         whole = self.frame([self.choice(i) for i in range(len(self.replies))])
         whole["object"] = self.kind
-        whole["usage"] = usage_body(usage_of(self.replies))
+        whole["usage"] = usage_body(usage_of(self.replies, self.per_prompt))
         whole["onecopy"] = receipt_of(self.replies[0])
         if self.head.token_ids:
             whole["prompt_token_ids"] = self.head.prompt
