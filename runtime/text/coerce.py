@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,16 +18,15 @@ def types(schema: Any) -> frozenset[str]:
     """The JSON types a schema names, through anyOf and oneOf; empty when it names none."""
     if not isinstance(schema, Mapping):
         return frozenset()
-    named = schema.get("type", ())
-    found = {named} if isinstance(named, str) else {t for t in named if isinstance(t, str)}
-    for branch in (*_branches(schema, "anyOf"), *_branches(schema, "oneOf")):
+    named = schema.get("type")
+    found = {named} if isinstance(named, str) else {t for t in _list(named) if isinstance(t, str)}
+    for branch in (*_list(schema.get("anyOf")), *_list(schema.get("oneOf"))):
         found |= types(branch)
     return frozenset(found)
 
 
-def _branches(schema: Schema, keyword: str) -> tuple[Any, ...]:
-    branches = schema.get(keyword)
-    return tuple(branches) if isinstance(branches, list) else ()
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def member(schema: Any, name: str) -> Any:
@@ -95,7 +95,8 @@ def _null(value: Any) -> Any:
 
 
 def _string(value: Any) -> Any:
-    return _NOTHING if value is None else json.dumps(value, ensure_ascii=False)
+    unsaid = value is None or (isinstance(value, float) and not math.isfinite(value))
+    return _NOTHING if unsaid else json.dumps(value, ensure_ascii=False)
 
 
 def _parsed(type_: type) -> Callable[[Any], Any]:

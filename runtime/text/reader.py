@@ -145,10 +145,11 @@ class Reader:
             return
         for part in self._calls.feed(span.text):
             yield from self._stoppable(part)
-            if self.stopped:
-                return
 
     def _stoppable(self, span: Span) -> Iterator[Span]:
+        """Answer text is searched for stop strings; behind one, nothing comes."""
+        if self._stop.hit is not None:
+            return
         if span.kind == "text" and span.text:
             yield from self._stop.feed(span.text)
             return
@@ -165,7 +166,7 @@ class Reader:
         yield from self._stop.flush()
 
     def _pieces(self, spans: Iterator[Span]) -> list[Shown]:
-        found = merged(self._until_stopped(spans))
+        found = merged(spans)
         if self._waiting and (self.stopped or self._ended):
             found = merged([*found, self._remainder(found)])
         return [piece for piece in map(self._piece, found) if _says(piece)]
@@ -174,12 +175,6 @@ class Reader:
         """Uses up the reply to its end, as part of its last piece."""
         last = found[-1] if found else Span("text", "", 0)
         return Span(last.kind, "", self._read + 1, last.index)
-
-    def _until_stopped(self, spans: Iterator[Span]) -> Iterator[Span]:
-        for span in spans:
-            yield span
-            if self._stop.hit is not None:
-                return
 
     def _piece(self, span: Span) -> Shown:
         self._used += span.raw

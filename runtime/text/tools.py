@@ -9,7 +9,7 @@ from .bodies import JsonBody, WholeBody
 from .formats import ToolFormat
 from .ledger import Edge, Ledger
 from .scan import Scanner
-from .spans import Span
+from .spans import Span, dropped
 
 
 class Calls:
@@ -52,11 +52,11 @@ class Calls:
         return self._ledger.full
 
     def feed(self, text: str) -> list[Span]:
-        """More of the answer."""
+        """More of the answer. Behind the one call wanted, nothing comes."""
         spans: list[Span] = []
-        while text:
+        while text and not self.done:
             text = self._state(text, spans)
-        return spans
+        return [*spans, dropped(len(text))] if text else spans
 
     def _outside(self, text: str, spans: list[Span]) -> str:
         before, hit, rest = self._start.feed(text)

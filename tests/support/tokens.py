@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 import tokenizers
 from onecopy.runtime.text.tokenizer import Tokenizer
@@ -92,4 +93,4 @@ def cut(whole: str | bytes, places: Iterable[int]) -> list[str] | list[bytes]:
     """`whole` cut at these places (taken modulo its length; duplicates and the ends do no harm)."""
     inside = sorted({place % (len(whole) + 1) for place in places} - {0, len(whole)})
     edges = [0, *inside, len(whole)]
-    return [whole[a:b] for a, b in zip(edges, edges[1:], strict=False)]  # type: ignore[return-value]
+    return [whole[a:b] for a, b in pairwise(edges)]  # type: ignore[return-value]
