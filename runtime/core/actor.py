@@ -83,9 +83,21 @@ class Actor:
         """Orderly end, after the last message: settle what is owed, flush, say goodbye. Not called after a crash."""
 
     def statistics(self) -> dict[str, Any]:
-        """handled, failed (asks answered with an error), skipped (asker gone, deadline passed), and the mailbox."""
-        counts = {"handled": self._handled, "failed": self._failed, "skipped": self._skipped}
-        return {**counts, "dead": sum(self.ref.dead.values()), "mailbox": self.mailbox.statistics()}
+        """What this object did (see `counts`) and its mailbox. Extend it with the actor's own figures."""
+        return {**self.counts(), "mailbox": self.mailbox.statistics()}
+
+    def counts(self) -> dict[str, int]:
+        """handled (failed of them: asks answered with an error), skipped (nobody waited any more), dead letters.
+
+        Once the actor has ended, accepted = handled + skipped + dead.
+        """
+        return {
+            "accepted": self.mailbox.statistics()["accepted"],
+            "handled": self._handled,
+            "failed": self._failed,
+            "skipped": self._skipped,
+            "dead": sum(self.mailbox.dead.values()),
+        }
 
     def stop(self) -> None:
         """Asks for an orderly end: accept nothing more, finish the batch in hand, then `stopping`. Does not wait."""
@@ -113,10 +125,10 @@ class Actor:
             self._teardown(end)
 
     def _teardown(self, end: str) -> None:
-        left = [*self._batch, *([self._in_hand] if self._in_hand else [])]
+        self.mailbox.dead[end] += self._in_hand is not None
+        self._skipped += self.mailbox.bury(list(self._batch), end)
+        self._skipped += self.mailbox.close(lambda: ActorStopped(f"{self.name} {end}.", retry_after=1.0))
         self._batch.clear()
-        self.mailbox.bury(left, end)
-        self.mailbox.close(lambda: ActorStopped(f"{self.name} {end}.", retry_after=1.0))
 
     async def work(self, batch: list[Envelope]) -> None:
         """Dispatches a batch in order, letting control messages overtake, then `after_batch`."""
@@ -141,6 +153,7 @@ class Actor:
         else:
             await self._answer(handler, message, reply)
         self._in_hand = None
+        self._handled += 1
 
     async def _answer(self, handler: Handler, message: Message, reply: Reply[Any]) -> None:
         try:
@@ -150,7 +163,6 @@ class Actor:
             reply.fail(error)
 
     async def _call(self, handler: Handler, *args: Any) -> None:
-        self._handled += 1
         result = handler(*args)
         if inspect.isawaitable(result):
             await result

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -57,6 +59,7 @@ class Cell:
         self.ref = Ref(child.name)
         self.life: Life | None = None
         self.lives = self.crashes = 0
+        self._past: Counter[str] = Counter()
         self._ended = ended
         self._on_event = on_event
 
@@ -92,14 +95,30 @@ class Cell:
         life.scope.cancel()
         await life.done.wait()
 
+    @property
+    def total(self) -> Counter[str]:
+        """Messages over all lives: accepted, handled, failed, skipped, dead; dead also counts those told while down."""
+        total = Counter(self._past)
+        total.update(self.life.actor.counts() if self.running and self.life else {})
+        total["dead"] += self.ref.dead["down"]
+        return total
+
     def statistics(self) -> dict[str, Any]:
-        """running, lives, crashes, dead letters by reason, and the living object's own statistics."""
-        place = {"running": self.running, "lives": self.lives, "crashes": self.crashes, "dead": dict(self.ref.dead)}
-        return {**place, "actor": self.life.actor.statistics() if self.life else {}}
+        """running, lives, crashes, totals over all lives, dead letters by reason, the living object's statistics."""
+        return {
+            "running": self.running,
+            "lives": self.lives,
+            "crashes": self.crashes,
+            "total": dict(self.total),
+            "dead": dict(self.ref.dead),
+            "actor": self.life.actor.statistics() if self.life else {},
+        }
 
     async def _live(self, life: Life, task_status: trio.TaskStatus[None]) -> None:
         def started() -> None:
-            life.started = life.scope.shield = True
+            # From here only `down` may end it. A starter that was cancelled takes the child along instead.
+            life.scope.shield = trio.current_effective_deadline() > -math.inf
+            life.started = True
             task_status.started()
 
         try:
@@ -112,6 +131,7 @@ class Cell:
             if not life.started:
                 raise
         finally:
+            self._past.update(life.actor.counts())
             life.done.set()
         if life.error is None:
             self._on_event("stopped", self.name, None)

@@ -36,7 +36,7 @@ class Mailbox:
         self._waiter: trio.lowlevel.Task | None = None
         self._open = True
         self._on_stop: Callable[[], None] | None = None
-        self._received = self._refused = 0
+        self._accepted = self._refused = 0
 
     @property
     def open(self) -> bool:
@@ -58,6 +58,7 @@ class Mailbox:
             self._refused += 1
             raise Overloaded(f"{self.name} has {len(queue)} messages waiting and takes no more.", retry_after=1.0)
         queue.append(envelope)
+        self._accepted += 1
         if envelope.reply is not None:
             envelope.reply.owed(self._owed)
         self._wake()
@@ -82,15 +83,12 @@ class Mailbox:
         if self._end_when_stopping():
             return []
         wanted = self.depth if limit is None else min(limit, self.depth)
-        batch = [self._next().popleft() for _ in range(wanted)]
-        self._received += wanted
-        return batch
+        return [self._next().popleft() for _ in range(wanted)]
 
     def control_nowait(self) -> list[Envelope]:
         """Takes the control queue only. Lets control overtake a batch of work that is already in hand."""
         batch = list(self._control)
         self._control.clear()
-        self._received += len(batch)
         return batch
 
     def stop(self, end: Callable[[], None]) -> None:
@@ -100,27 +98,33 @@ class Mailbox:
         if self._waiter is not None:
             end()
 
-    def close(self, error: Callable[[], BaseException]) -> None:
-        """Stops accepting, drops what is queued as dead letters, and fails every reply still owed with `error()`."""
+    def close(self, error: Callable[[], BaseException]) -> int:
+        """Stops accepting, buries what is queued as "stopped", and fails every reply still owed with `error()`.
+
+        Returns what `bury` returns.
+        """
         self._open = False
-        self.bury([*self._control, *self._work], "stopped")
+        deserted = self.bury([*self._control, *self._work], "stopped")
         self._control.clear()
         self._work.clear()
         for reply in list(self._owed):
             reply.fail(error())
+        return deserted
 
-    def bury(self, envelopes: list[Envelope], reason: str) -> None:
-        """Counts messages that will not be handled. An ask that was settled, or whose asker left, is not one."""
-        self.dead[reason] += sum(envelope.reply is None or not envelope.reply.done for envelope in envelopes)
+    def bury(self, envelopes: list[Envelope], reason: str) -> int:
+        """Counts messages that will not be handled as dead letters. Returns how many were not: their askers left."""
+        deserted = sum(envelope.reply is not None and envelope.reply.done for envelope in envelopes)
+        self.dead[reason] += len(envelopes) - deserted
+        return deserted
 
     def statistics(self) -> dict[str, int]:
-        """control, work: queued. received, refused: since the start. owed: asks accepted and not yet settled."""
+        """control, work: queued now. owed: asks not settled yet. accepted, refused (full): since the start."""
         return {
             "control": len(self._control),
             "work": len(self._work),
-            "received": self._received,
-            "refused": self._refused,
             "owed": len(self._owed),
+            "accepted": self._accepted,
+            "refused": self._refused,
         }
 
     def _next(self) -> deque[Envelope]:

@@ -7,6 +7,7 @@ does one thing at a time.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
@@ -45,7 +46,7 @@ class Supervisor:
         self._closing = False
         self._failure: RestartIntensityExceeded | None = None
         self._restarts: list[tuple[float, str]] = []
-        self._departed = {"children": 0, "crashes": 0, "dead": 0}
+        self._departed: Counter[str] = Counter(children=0, crashes=0)
         self._manager: AbstractAsyncContextManager[None] | None = None
         self._nursery: trio.Nursery
         for child in children:
@@ -92,7 +93,7 @@ class Supervisor:
                 self._retire(self._cells[name])
 
     def statistics(self) -> dict[str, Any]:
-        """Each child's statistics, restarts within the window, and the sums of the children that are gone."""
+        """Each child's statistics, restarts within the window, and totals of the children that are gone."""
         return {
             "children": {name: cell.statistics() for name, cell in self._cells.items()},
             "restarts": len(self._restarts),
@@ -189,4 +190,4 @@ class Supervisor:
         del self._cells[cell.name]
         self._departed["children"] += 1
         self._departed["crashes"] += cell.crashes
-        self._departed["dead"] += sum(cell.ref.dead.values())
+        self._departed.update(cell.total)

@@ -235,7 +235,7 @@ def test_a_full_disk_takes_what_fits_and_then_nothing() -> None:
 def test_a_read_only_disk_reads_and_refuses_every_change() -> None:
     disk, file = made(b"x", sync=True)
     disk.faults.readonly = True
-    changes = [
+    changes: list[Callable[[], object]] = [
         lambda: file.append(b"y"),
         lambda: file.truncate(0),
         lambda: disk.open_append("/g"),
