@@ -72,6 +72,10 @@ class Index:
     def model_id(self, fingerprint: bytes) -> int | None:
         return next((m.id for m in self.models.values() if m.fingerprint == fingerprint), None)
 
+    @property
+    def next_model(self) -> int:
+        return max(self.models, default=0) + 1
+
     def snapshot(self) -> Iterator[log.Op]:
         """The shortest log that rebuilds this index (quarantine counts start anew)."""
         yield log.Packs(self.next_pack, tuple(sorted(self.packs)))

@@ -1,0 +1,96 @@
+"""What goes into the store and comes out of it: records with their tokens and tensors, and answers to questions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .record import HEADER_BYTES, Header, Kind, encode_record
+from .safetensors import BadImage, Image, Tensors, decode, encode
+
+TOKENS = "tokens"
+"""Name of the tensor that carries a record's own token ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What to keep. A block has 256 tokens; an anchor has the 0 to 255 tokens of its trailer.
+
+    key, parent: from `keys`. start: absolute position of the first token. tensors: any safetensors dtype, views are
+    fine: they are read when the record is written. metadata: strings that travel with the payload.
+    """
+
+    kind: Kind
+    key: bytes
+    parent: bytes
+    start: int
+    tokens: Sequence[int]
+    tensors: Tensors
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the disk has of some tokens. keys: of the leading whole blocks. anchors: (position, key), latest first."""
+
+    keys: tuple[bytes, ...]
+    anchors: tuple[tuple[int, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One record read back and verified. tensors: read-only views, the token ids taken out of them."""
+
+    kind: Kind
+    key: bytes
+    parent: bytes
+    start: int
+    tokens: tuple[int, ...]
+    tensors: Tensors
+    metadata: Mapping[str, str]
+    fingerprint: bytes
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """Result of reading everything. bad: damaged and quarantined. skipped: of another version. unread: disk errors."""
+
+    good: int
+    bad: int
+    skipped: int
+    unread: int
+    size: int
+
+
+def encode_content(record: Record, fingerprint: bytes, model: str, created: int) -> tuple[Header, bytes]:
+    """The record's header and its padded bytes. Reads the tensors. Raises ValueError for what is no record."""
+    if TOKENS in record.tensors:
+        raise ValueError(f"a tensor cannot be called {TOKENS!r}")
+    about = {"format": "onecopy.rows", "kind": record.kind.name.lower(), "model": model}
+    tokens = np.asarray(record.tokens, dtype="<u4")
+    payload = encode(Image({TOKENS: tokens, **record.tensors}, {**about, **record.metadata}))
+    rows = len(record.tokens)
+    return encode_record(record.kind, record.key, record.parent, fingerprint, record.start, rows, payload, created)
+
+
+def decode_content(header: Header, payload: memoryview) -> Stored:
+    """A verified payload as tensors. Raises BadImage when it is not one of ours."""
+    image = decode(payload)
+    tensors = dict(image.tensors)
+    tokens = tensors.pop(TOKENS, None)
+    if tokens is None or tokens.shape != (header.rows,):
+        raise BadImage("no token ids")
+    return Stored(
+        header.kind,
+        header.key,
+        header.parent,
+        header.start,
+        tuple(tokens.tolist()),
+        tensors,
+        image.metadata,
+        header.fingerprint,
+        HEADER_BYTES + header.length,
+    )
