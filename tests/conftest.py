@@ -1,0 +1,9 @@
+"""Settings every test shares."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+
+# How long an example takes says more about the machine than about the code.
+settings.register_profile("steady", deadline=None)
+settings.load_profile("steady")
