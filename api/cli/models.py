@@ -1,0 +1,68 @@
+"""`onecopy models` and `onecopy inspect`: what can be served, read from headers and configs alone."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .terminal import say
+
+
+def add_models_command(subparsers: Any) -> None:
+    parser = subparsers.add_parser("models", help="list models")
+    parser.add_argument("directory", nargs="?", type=Path, help="a directory that holds models")
+    parser.set_defaults(run=run_models)
+
+
+def add_inspect_command(subparsers: Any) -> None:
+    parser = subparsers.add_parser("inspect", help="what a model file is, without loading it")
+    parser.add_argument("model", nargs="?", default="smollm2")
+    parser.set_defaults(run=run_inspect)
+
+
+def run_models(args: argparse.Namespace) -> int:
+    from onecopy.runtime.models import list_models
+
+    rows = [(m.id, m.kind, human(m.nbytes), str(m.path)) for m in list_models(args.directory)]
+    if not rows:
+        say("no models here")
+        return 1
+    _table(("name", "kind", "size", "path"), rows)
+    return 0
+
+
+def run_inspect(args: argparse.Namespace) -> int:
+    from onecopy.runtime.models import resolve
+
+    source = resolve(args.model)
+    _table(
+        ("what", "value"),
+        [("name", source.id), ("kind", source.kind), ("size", human(source.nbytes)), ("path", str(source.path))],
+    )
+    return 0
+
+
+def human(nbytes: float) -> str:
+    """Bytes in the largest fitting unit of 1024."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} TiB"
+
+
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+    """A table on a terminal; tab-separated lines for other programs."""
+    if not sys.stdout.isatty():
+        print("\n".join("\t".join(row) for row in rows))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*head, box=None)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)

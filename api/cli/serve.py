@@ -1,0 +1,115 @@
+"""`onecopy serve`: the system and its doors, until a signal asks them to stop."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import socket
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Any
+
+import trio
+from onecopy.actors.service import Options as SystemOptions
+from onecopy.actors.service import Service
+
+from ..app import create_app
+from ..doors import Options
+from ..gate import loopback
+from ..server import listen, on_signals, serve, url_of
+from .flags import add_system_flags, size, system_options
+from .terminal import busy, say
+
+KEY_VARIABLE = "ONECOPY_API_KEY"
+GRACE = 3.0
+"""Seconds running requests get after a stop was asked for."""
+log = logging.getLogger("onecopy.serve")
+
+
+def add_serve_command(subparsers: Any) -> None:
+    parser = subparsers.add_parser("serve", help="serve a model over HTTP")
+    add_system_flags(parser)
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8080, help="port to listen on, 0 for any (8080)")
+    parser.add_argument("--api-key", action="append", default=[], metavar="[LABEL:]KEY", help="repeatable")
+    parser.add_argument("--api-key-file", metavar="FILE", help="one [LABEL:]KEY a line, mode 0600, read on change")
+    parser.add_argument("--alias", action="append", default=[], help="another name of the model; * for any")
+    parser.add_argument("--allow-host", action="append", default=[], help="another Host name of this server")
+    parser.add_argument("--cors-origin", action="append", default=[], help="a web origin that may call; * for any")
+    parser.add_argument("--body-limit", type=size, default=32 << 20, metavar="SIZE", help="largest body (32MiB)")
+    parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    level = getattr(logging, args.log_level.upper())
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("onecopy").setLevel(level)
+    trio.run(_serve, args)
+    return 0
+
+
+def door_options(args: argparse.Namespace) -> Options:
+    key = os.environ.get(KEY_VARIABLE, "")
+    return Options(
+        aliases=tuple(args.alias),
+        keys=(*args.api_key, *([key] if key else [])),
+        key_file=args.api_key_file,
+        hosts=(args.host, *args.allow_host),
+        origins=tuple(args.cors_origin),
+        loopback=loopback([args.host]),
+        body_limit=args.body_limit,
+    )
+
+
+def open_system(options: SystemOptions) -> AbstractAsyncContextManager[Service]:
+    from onecopy.actors.system import System
+
+    opened: AbstractAsyncContextManager[Service] = System.open(options)
+    return opened
+
+
+async def _serve(args: argparse.Namespace) -> None:
+    """The socket first, so that a taken port costs no loading; the doors close while the system drains."""
+    options = door_options(args)
+    listener = listen(args.host, args.port)
+    stop, served = trio.Event(), trio.Event()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(on_signals, stop.set, _give_up)
+        async with AsyncExitStack() as stack:
+            with busy(f"loading {args.model}"):
+                service = await stack.enter_async_context(open_system(system_options(args)))
+            await nursery.start(_doors, service, options, listener, stop, served)
+            say(f"onecopy serves {service.card.id} on {url_of(listener)}")
+            await stop.wait()
+        await _settled(served)
+        nursery.cancel_scope.cancel()
+
+
+async def _doors(
+    service: Service,
+    options: Options,
+    listener: socket.socket,
+    stop: trio.Event,
+    served: trio.Event,
+    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    app = create_app(service, options)
+    await serve(app, listener, stop=stop.wait, grace=GRACE, task_status=task_status)
+    served.set()
+
+
+async def _settled(served: trio.Event) -> None:
+    """Wait for the doors. A peer that reads nothing can hold its connection open for ever; rows are safe by now."""
+    with trio.move_on_after(2 * GRACE):
+        await served.wait()
+        return
+    log.warning("a client did not take its last bytes; its connection is cut")
+    logging.shutdown()
+    os._exit(0)
+
+
+def _give_up() -> None:
+    """The second signal: end now. What the store has acknowledged is durable."""
+    os._exit(1)
