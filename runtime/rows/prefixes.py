@@ -1,0 +1,193 @@
+"""Finds the longest kept prefix of a prompt, by token identity.
+
+A trie whose edges are whole blocks of tokens, and shorter at the tips. Edges of a node are sorted, so the edge that
+shares most with a prompt is a neighbour of where the prompt would be: the cost grows with the prompt's blocks and the
+logarithm of what is kept.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .layout import BLOCK
+from .segments import Segment
+
+_TOKEN = 4
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """The tokens so far, and who holds the last block of them."""
+
+    edges: list[bytes] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+    holders: dict[Segment, None] = field(default_factory=dict)
+
+    def child(self, edge: bytes) -> Node | None:
+        i = bisect_left(self.edges, edge)
+        return self.nodes[i] if i < len(self.edges) and self.edges[i] == edge else None
+
+    def grow(self, edge: bytes) -> Node:
+        i = bisect_left(self.edges, edge)
+        if i < len(self.edges) and self.edges[i] == edge:
+            return self.nodes[i]
+        made = Node()
+        self.edges.insert(i, edge)
+        self.nodes.insert(i, made)
+        return made
+
+    def prune(self, edge: bytes) -> None:
+        i = bisect_left(self.edges, edge)
+        if i < len(self.edges) and self.edges[i] == edge and not self.nodes[i].holders and not self.nodes[i].edges:
+            del self.edges[i], self.nodes[i]
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The longest kept prefix: its length in tokens and the segments that physically hold its last row.
+
+    ends: idle conversations that end on a prefix of the prompt, longest first: they can go on without a fork.
+    """
+
+    length: int
+    holders: tuple[Segment, ...]
+    ends: tuple[Segment, ...] = ()
+
+
+class Prefixes:
+    """Segments by the tokens of their rows, one trie for each salt."""
+
+    def __init__(self) -> None:
+        self._roots: dict[bytes, Node] = {}
+        self._edges: dict[Segment, tuple[bytes, list[bytes]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._edges)
+
+    def salt(self, segment: Segment) -> bytes:
+        """The salt an indexed segment was indexed under."""
+        return self._edges[segment][0]
+
+    def update(self, segment: Segment, salt: bytes) -> None:
+        """Makes the index agree with the segment's tokens. Its ancestors must be indexed.
+
+        Call it after every cut: between two calls the tokens may only have grown past the last whole block.
+        """
+        _, old = self._edges.get(segment, (salt, []))
+        sure = min(max(0, len(old) - 1), len(segment.tokens) // BLOCK)
+        new = old[:sure] + _edges(segment, sure)
+        same = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+        if same == len(old) == len(new) and segment in self._edges:
+            return
+        path = self._path(segment, salt)
+        self._drop(path, segment, old, same)
+        at = path[-1]
+        for edge in new[:same]:
+            step = at.child(edge)
+            assert step is not None
+            at = step
+        for edge in new[same:]:
+            at = at.grow(edge)
+            at.holders[segment] = None
+        self._edges[segment] = (salt, new)
+
+    def remove(self, segment: Segment) -> None:
+        salt, old = self._edges.pop(segment, (b"", []))
+        if old:
+            self._drop(self._path(segment, salt), segment, old, 0)
+
+    def longest(self, tokens: Sequence[int], limit: int, salt: bytes) -> Match:
+        """The longest prefix of `tokens[:limit]` that some segment holds."""
+        at = self._roots.get(salt)
+        best, ends = Match(0, ()), []
+        wanted = _pack(tokens[:limit])
+        for start in range(0, len(wanted), BLOCK * _TOKEN):
+            if at is None:
+                break
+            block = wanted[start : start + BLOCK * _TOKEN]
+            whole = at.child(block) if len(block) == BLOCK * _TOKEN else None
+            if whole is None:
+                shared, nodes = _nearest(at, block)
+                best = _longer(best, start // _TOKEN, shared, nodes)
+                ends += _ends(at, block, start // _TOKEN, shared)
+                break
+            best = Match((start + len(block)) // _TOKEN, tuple(whole.holders))
+            ends += _idle_ends(whole, best.length)
+            at = whole
+        return Match(best.length, best.holders, tuple(sorted(ends, key=lambda s: -s.frontier)))
+
+    def _path(self, segment: Segment, salt: bytes) -> list[Node]:
+        """The nodes from the root to where the segment's own tokens begin."""
+        at = self._roots.setdefault(salt, Node())
+        out = [at]
+        for above in reversed(list(segment.ancestors())[1:]):
+            below = next(s for s in segment.ancestors() if s.parent is above)
+            for edge in _edges(above)[: (below.start - above.start) // BLOCK]:
+                at = at.grow(edge)
+                out.append(at)
+        return out
+
+    def _drop(self, path: list[Node], segment: Segment, old: list[bytes], same: int) -> None:
+        nodes = [path[-1]]
+        for edge in old:
+            step = nodes[-1].child(edge)
+            assert step is not None
+            nodes.append(step)
+        for i in range(len(old) - 1, same - 1, -1):
+            nodes[i + 1].holders.pop(segment, None)
+            nodes[i].prune(old[i])
+
+
+def _pack(tokens: Sequence[int]) -> bytes:
+    # Big-endian, so that the order of the bytes is the order of the tokens.
+    return np.asarray(tokens, dtype=">u4").tobytes()
+
+
+def _edges(segment: Segment, first: int = 0) -> list[bytes]:
+    """The segment's tokens as edges, from block `first` on."""
+    packed = _pack(segment.tokens[first * BLOCK :])
+    return [packed[i : i + BLOCK * _TOKEN] for i in range(0, len(packed), BLOCK * _TOKEN)]
+
+
+def _common(a: bytes, b: bytes) -> int:
+    """How many leading tokens two packed runs share."""
+    n = min(len(a), len(b)) // _TOKEN
+    x, y = (np.frombuffer(v, dtype=">u4", count=n) for v in (a, b))
+    differ = np.flatnonzero(x != y)
+    return int(differ[0]) if len(differ) else n
+
+
+def _nearest(at: Node, block: bytes) -> tuple[int, list[Node]]:
+    """The most tokens an edge shares with `block`, and every neighbouring node that shares as many."""
+    i = bisect_left(at.edges, block)
+    shared = {j: _common(at.edges[j], block) for j in (i - 1, i) if 0 <= j < len(at.edges)}
+    most = max(shared.values(), default=0)
+    return most, [at.nodes[j] for j, n in shared.items() if n == most]
+
+
+def _longer(best: Match, start: int, shared: int, nodes: list[Node]) -> Match:
+    if shared == 0:
+        return best
+    return Match(start + shared, tuple(dict.fromkeys(s for node in nodes for s in node.holders)))
+
+
+END_SLACK = 64
+"""Tokens by which a conversation that ends on a prefix may be shorter than the longest prefix and still be preferred:
+computing so few rows again costs less than a fork's copies and a second tail."""
+
+
+def _ends(at: Node, block: bytes, start: int, shared: int) -> list[Segment]:
+    out = []
+    for n in range(shared, max(0, shared - END_SLACK), -1):
+        node = at.child(block[: n * _TOKEN])
+        if node is not None:
+            out += _idle_ends(node, start + n)
+    return out
+
+
+def _idle_ends(node: Node, length: int) -> list[Segment]:
+    return [s for s in node.holders if s.tip is not None and s.lease is None and s.frontier == length]

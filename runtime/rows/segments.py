@@ -1,0 +1,117 @@
+"""Segments: contiguous runs of rows, and the tree they form. Pure state, no MLX, no trio.
+
+A segment's length is the number of its tokens; its frontier, its bytes and its chain are derived from that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from .ops import Chain, Link
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """Rows `[start, frontier)` inside `[start, end)`, all positions absolute; `parent` holds everything before `start`.
+
+    lease: the turn that may write past the frontier. holds: "rows up to n must stay", by holder (saves, pins).
+    tip: the conversation that ends here. reply_from: where the last reply began, None before the first.
+    saved: rows known to be on disk, counted from position 0.
+    """
+
+    id: int
+    parent: Segment | None
+    start: int
+    capacity: int
+    tokens: list[int] = field(default_factory=list)
+    children: set[Segment] = field(default_factory=set)
+    holds: dict[str, int] = field(default_factory=dict)
+    lease: int | None = None
+    tip: str | None = None
+    reply_from: int | None = None
+    saved: int = 0
+
+    @property
+    def frontier(self) -> int:
+        return self.start + len(self.tokens)
+
+    @property
+    def end(self) -> int:
+        return self.start + self.capacity
+
+    @property
+    def held(self) -> int:
+        """Rows below this position belong to others too: children that start there, saves and pins."""
+        return max([self.start, *(c.start for c in self.children), *self.holds.values()])
+
+    @property
+    def free(self) -> bool:
+        """Nobody needs this segment: no children, no lease, no holds, no conversation ends here."""
+        return not self.children and self.lease is None and not self.holds and self.tip is None
+
+    def ancestors(self) -> Iterator[Segment]:
+        """This segment, its parent, and so on to the root."""
+        at: Segment | None = self
+        while at is not None:
+            yield at
+            at = at.parent
+
+    @property
+    def depth(self) -> int:
+        return sum(1 for _ in self.ancestors())
+
+
+def links(segment: Segment, stop: int) -> tuple[Link, ...]:
+    """The chain that reads rows `[0, stop)` through `segment`, each ancestor only up to its child's start."""
+    out = []
+    for at in segment.ancestors():
+        if stop > at.start or at.parent is None:
+            out.append(Link(at.id, at.start, stop))
+        stop = min(stop, at.start)
+    return tuple(reversed(out))
+
+
+def chain_tokens(segment: Segment, stop: int) -> list[int]:
+    """Token ids of rows `[0, stop)`."""
+    parts: list[list[int]] = []
+    for at in segment.ancestors():
+        parts.append(at.tokens[: max(0, stop - at.start)])
+        stop = min(stop, at.start)
+    return [t for part in reversed(parts) for t in part]
+
+
+@dataclass(frozen=True, slots=True)
+class LeafSpan:
+    """A segment a turn may write: absolute rows `[start, end)` of its buffers."""
+
+    segment: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to write one conversation's rows: what lies before, and the leaves in order."""
+
+    turn: int
+    base: tuple[Link, ...]
+    leaves: tuple[LeafSpan, ...]
+
+    @property
+    def end(self) -> int:
+        """Rows past this position need growth."""
+        return self.leaves[-1].end
+
+    def room(self, position: int) -> int:
+        """Rows that can be written at `position` before the leaf it falls in ends."""
+        return next((s.end - position for s in self.leaves if s.start <= position < s.end), 0)
+
+    def chain(self, position: int) -> Chain:
+        """The chain of a strip that begins at `position`: everything before it, and the leaf it is written to."""
+        out = list(self.base)
+        for span in self.leaves:
+            if span.start <= position < span.end:
+                return Chain((*out, Link(span.segment, span.start, position)), span.end)
+            out.append(Link(span.segment, span.start, span.end))
+        raise IndexError(f"position {position} lies in no leaf of turn {self.turn}")
