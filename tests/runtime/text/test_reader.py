@@ -85,25 +85,57 @@ def test_the_parts_of_a_reply_are_where_they_belong() -> None:
     }
 
 
+TAGGED = "<tool_call>\n<function=write>\n<parameter=text>\n{}\n</parameter>\n</function>\n</tool_call>"
 BITS = st.sampled_from(
-    [*REPLIES.values(), call("x"), "<think>", "</think>", "ST", "OP", "\n", "é", EMOJI, "<tool_call>", "</tool_call>"]
+    [
+        *REPLIES.values(),
+        call("x"),
+        TAGGED.format("</tool_call>"),
+        TAGGED[:40],
+        "<think>",
+        "</think>",
+        "ST",
+        "OP",
+        "\n",
+        "é",
+        EMOJI,
+        "<tool_call>",
+        "</tool_call>",
+    ]
 )
+FORMS = st.builds(
+    ReplyFormat,
+    stop=st.sampled_from([(), ("STOP",), ("OP", "STOP"), ("\n\n",)]),
+    reasoning=st.booleans(),
+    opened=st.booleans(),
+    tools=st.sampled_from([(), (WRITE, OTHER)]),
+    tool_choice=st.sampled_from(["auto", "none", "other"]),
+    parallel=st.booleans(),
+    include_stop=st.booleans(),
+)
+STYLES = st.sampled_from(["json_tools", "qwen3_coder"])
+TEXTS = st.lists(BITS, max_size=4).map("".join)
+PLACES = st.lists(st.integers(0, 400))
 
 
-@given(st.lists(BITS, max_size=4).map("".join), st.lists(st.integers(0, 400)), st.booleans())
-def test_any_split_into_tokens_gives_the_same_reply(text: str, places: list[int], was_cut: bool) -> None:
+@given(TEXTS, PLACES, st.booleans(), FORMS, STYLES)
+def test_any_split_into_tokens_gives_the_same_reply(
+    text: str, places: list[int], was_cut: bool, form: ReplyFormat, style: str
+) -> None:
     raw = text.encode()
     split, whole = Script(cut(raw, places)), Script([raw])
-    mine, theirs = reader(split), reader(whole)
+    mine, theirs = reader(split, form, style), reader(whole, form, style)
     assert joined(play(split, mine, was_cut=was_cut)) == joined(play(whole, theirs, was_cut=was_cut))
     assert (mine.stop, mine.calls, mine.broken_call) == (theirs.stop, theirs.calls, theirs.broken_call)
     assert mine.finish_reason("stop") == theirs.finish_reason("stop")
 
 
-@given(st.lists(BITS, max_size=4).map("".join), st.lists(st.integers(0, 400)), st.booleans())
-def test_every_token_and_logprob_is_delivered_once_and_in_order(text: str, places: list[int], was_cut: bool) -> None:
+@given(TEXTS, PLACES, st.booleans(), FORMS, STYLES)
+def test_every_token_and_logprob_is_delivered_once_and_in_order(
+    text: str, places: list[int], was_cut: bool, form: ReplyFormat, style: str
+) -> None:
     source = Script(cut(text.encode(), places))
-    one = reader(source)
+    one = reader(source, form, style)
     pieces: list[Shown] = []
     fed = []
     for token in source.ids:
@@ -113,6 +145,19 @@ def test_every_token_and_logprob_is_delivered_once_and_in_order(text: str, place
     pieces += one.finish(cut=was_cut)
     assert delivered(pieces) == fed
     assert [p.token for piece in pieces for p in piece.logprobs] == fed
+
+
+@given(TEXTS, PLACES, FORMS)
+def test_without_tools_and_stops_nothing_but_tags_and_their_newlines_is_taken_away(
+    text: str, places: list[int], form: ReplyFormat
+) -> None:
+    source = Script(cut(text.encode(), places))
+    plain = ReplyFormat(reasoning=form.reasoning, opened=form.opened)
+    found = joined(play(source, reader(source, plain)))
+    told = f"{found['reasoning']}{found['text']}"
+    for mark in ("<think>", "</think>", "\n"):
+        told, text = told.replace(mark, ""), text.replace(mark, "")
+    assert told == text
 
 
 def test_a_token_belongs_to_the_piece_with_its_last_character() -> None:

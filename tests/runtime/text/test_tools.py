@@ -255,4 +255,4 @@ def test_any_split_of_any_reply_reads_as_the_whole(
         whole.complete,
         whole.open,
     )
-    assert split.raw == whole.raw
+    assert split.raw == whole.raw == len(text)
