@@ -101,27 +101,24 @@ class Scanner:
 
     def feed(self, text: str) -> tuple[str, str | None, str]:
         """(text that is surely no pattern, the pattern hit or None, the rest of `text` after the hit)."""
-        find, state, at, size = self._automaton, self._state, 0, len(text)
+        whole, at = self._held + text, len(self._held)
+        find, state, size = self._automaton, self._state, len(whole)
         while at < size:
-            if state == 0 and (at := find.skip(text, at)) == size:
+            if state == 0 and (at := find.skip(whole, at)) == size:
                 break
-            state = find.step(state, text[at])
+            state = find.step(state, whole[at])
             at += 1
             if (hit := find.hit(state)) is not None:
-                whole = self._take(text[:at], 0, "")
-                return whole[: len(whole) - len(hit)], hit, text[at:]
-        whole = self._held + text
-        keep = find.depth(state)
-        return self._take(text, state, whole[len(whole) - keep :])[: len(whole) - keep], None, ""
-
-    def _take(self, text: str, state: int, held: str) -> str:
-        whole = self._held + text
-        self._state, self._held = state, held
-        return whole
+                self._state, self._held = 0, ""
+                return whole[: at - len(hit)], hit, whole[at:]
+        sure = size - find.depth(state)
+        self._state, self._held = state, whole[sure:]
+        return whole[:sure], None, ""
 
     def flush(self) -> str:
         """End of input: what was held is text after all."""
-        return self._take("", 0, "")
+        text, self._state, self._held = self._held, 0, ""
+        return text
 
     def split(self, text: str) -> Iterator[tuple[str, str | None]]:
         """`feed` over and over: (text, the pattern that followed it) until the input is used up."""
