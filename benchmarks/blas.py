@@ -28,6 +28,7 @@ def measure(swap: bool) -> list[float]:
         report = blas.install()
         if not report.active:
             raise SystemExit(f"OpenBLAS is not active: {report.reason}")
+        print(f"{report.name}, {report.threads} threads", file=sys.stderr)
     return [rate(mx, *shape) for shape in SHAPES]
 
 
@@ -42,7 +43,7 @@ def rate(mx: object, m: int, k: int, n: int) -> float:
 
 
 def side(name: str) -> list[float]:
-    done = subprocess.run([sys.executable, __file__, "--side", name], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, __file__, "--side", name], stdout=subprocess.PIPE, text=True, check=True)
     return list(json.loads(done.stdout))
 
 

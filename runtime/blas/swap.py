@@ -92,8 +92,11 @@ def _gemm_slots() -> list[Slot]:
 
 
 def _describe(blas: ctypes.CDLL) -> str:
-    blas.scipy_openblas_get_config.restype = ctypes.c_char_p
-    return " ".join(blas.scipy_openblas_get_config().decode().split()[:2])
+    """Version and kernel set: with other kernels the same product has other bits."""
+    for entry in (blas.scipy_openblas_get_config, blas.scipy_openblas_get_corename):
+        entry.restype = ctypes.c_char_p
+    version = " ".join(blas.scipy_openblas_get_config().decode().split()[:2])
+    return f"{version} ({blas.scipy_openblas_get_corename().decode()})"
 
 
 def _address(blas: ctypes.CDLL, symbol: str) -> int:

@@ -102,7 +102,7 @@ def _tokens(header: Header) -> list[str]:
     for key in ("bos", "eos", "unknown", "padding"):
         if header.metadata.get(f"tokenizer.ggml.{key}_token_id", 0) >= len(tokens):
             header.metadata.pop(f"tokenizer.ggml.{key}_token_id")
-    return tokens  # type: ignore[no-any-return]
+    return tokens
 
 
 def _build(header: Header, tokens: list[str]) -> Inner:

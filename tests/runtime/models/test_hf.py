@@ -143,3 +143,29 @@ def test_a_config_without_a_length_gets_the_default_context(tmp_path: Path) -> N
     config = {k: v for k, v in SIZES.items() if k != "max_position_embeddings"} | {"model_type": "llama"}
     (path / "config.json").write_text(json.dumps(config))
     assert load(str(path)).context == 32_768
+
+
+def older_vocabulary(path: Path) -> Path:
+    """Replace tokenizer.json by the two files it was once made from."""
+    model = json.loads((path / "tokenizer.json").read_text())["model"]
+    (path / "tokenizer.json").unlink()
+    (path / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (path / "merges.txt").write_text("#version: 0.2\nh e\n")
+    (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}))
+    return path
+
+
+def test_an_older_vocabulary_is_converted(tmp_path: Path) -> None:
+    path = older_vocabulary(write_checkpoint(tmp_path / "tiny"))
+    vocab = json.loads((path / "vocab.json").read_text())
+    (path / "vocab.json").write_text(json.dumps(vocab | {"he": 256, "<|endoftext|>": 257}))
+    tokenizer = load(str(path)).tokenizer
+    assert tokenizer is not None
+    assert [tokenizer.token_bytes(i) for i in tokenizer.encode("hey")] == [b"he", b"y"]
+
+
+def test_an_older_vocabulary_that_cannot_be_converted_is_named(tmp_path: Path) -> None:
+    path = older_vocabulary(write_checkpoint(tmp_path / "tiny"))
+    (path / "vocab.json").write_text("{")
+    with pytest.raises(ModelLoadError, match="its tokenizer files cannot be converted"):
+        load(str(path))
