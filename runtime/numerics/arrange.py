@@ -18,7 +18,7 @@ Array = Any
 class Arrangement:
     """rows are padded to a multiple of `multiple`, then by `spare` rows, at least `least` in all.
 
-    transposed: the product is taken as `(w @ x.T).T`. tile: the rows go through in separate products of `multiple` rows.
+    transposed: the product is taken as `(w @ x.T).T`. tile: rows go through in separate products of `multiple` rows.
     """
 
     multiple: int = 1

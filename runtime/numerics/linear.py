@@ -26,7 +26,7 @@ class RoundShape:
 
 
 class RowLinear(nn.Module):  # type: ignore[misc]
-    """`nn.Linear` over `[rows, 1, k]` (or any leading shape) with an exact arrangement. Weights are shared, not copied."""
+    """`nn.Linear` over `[rows, 1, k]` (or any leading shape) with an exact arrangement. The weights are shared."""
 
     def __init__(self, weight: Array, bias: Array | None, shape: RoundShape, how: Arrangement) -> None:
         super().__init__()

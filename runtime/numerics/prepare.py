@@ -1,4 +1,4 @@
-"""Turns a loaded model into one whose rows do not influence each other: linears, rope and head are exchanged in place."""
+"""Turns a loaded model into one whose rows do not influence each other: its modules are exchanged in place."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What `prepare` did. shape: set `real` and `wanted` before each forward. shapes: (outputs, inputs) of each linear."""
+    """What `prepare` did. shape: set `real` and `wanted` before each forward."""
 
     shape: RoundShape
     fused: int

@@ -6,6 +6,7 @@ Nothing is assumed of the BLAS: a machine where no candidate passes is reported 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,7 +14,6 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-
 from onecopy.runtime.rows.attention import LOG2_E, RowTile, TileSpan, attend
 from onecopy.runtime.rows.layout import BLOCK
 
@@ -44,6 +44,11 @@ class Numerics:
     def pad(self, rows: int) -> int:
         """Rows of the flat batch for `rows` real rows, so that body linears need no padding of their own."""
         return max([rows, *(a.padded(rows) for (_, _, head), a in self.linears.items() if not head)])
+
+
+def plain(reason: str) -> Numerics:
+    """Everything as the machine does it by itself, with nothing promised."""
+    return Numerics({}, RowTile(0, 1), False, (reason,))
 
 
 def probe(
@@ -89,7 +94,7 @@ def attention_is_exact(kvh: int, group: int, width: int, value_width: int, tile:
     def run(rows: slice, *cuts: int) -> Any:
         q = queries[:, rows.start * group : rows.stop * group]
         edges = [0, *cuts, 3]
-        spans = [TileSpan(0, a, b, None) for a, b in zip(edges, edges[1:], strict=False)]
+        spans = [TileSpan(0, a, b, None) for a, b in itertools.pairwise(edges)]
         return np.array(attend(q, [keys] * len(spans), [values] * len(spans), spans, tile, None))
 
     whole = run(slice(0, 64))

@@ -45,7 +45,7 @@ class SegmentBuffers:
         return [array for layer in self.layers for array in layer.arrays.values()]
 
     def row_views(self, start: int, stop: int) -> dict[str, np.ndarray[Any, Any]]:
-        """NumPy views of rows `[start, stop)` under a hold, keyed `layer.name`; no copy, valid until the segment drops."""
+        """NumPy views of rows `[start, stop)` under a hold, keyed `layer.name`; valid until the segment drops."""
         a, b = start - self.start, stop - self.start
         return {
             f"{i}.{name}": np.array(array, copy=False)[:, a:b]

@@ -23,8 +23,8 @@ from .ops import Chain
 Array = Any
 
 SCORE_BYTES = 32 * 1024 * 1024
-"""Most bytes of scores at once: query rows go through in pieces below it. Small enough to stay near the last cache level
-of a CPU, large enough that pieces of a 256-row chunk appear only past about 40 blocks of context."""
+"""Most bytes of scores at once: query rows go through in pieces below it. Small enough to stay near the last cache
+level of a CPU, large enough that pieces of a 256-row chunk appear only past about 40 blocks of context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +200,12 @@ def install_attention() -> None:
     def attention(
         queries: Array, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: Any = None
     ) -> Array:
-        if isinstance(cache, RowCache):
-            return cache.attention(queries, scale, sinks)
+        rows = keys if isinstance(keys, RowCache) else cache
+        if isinstance(rows, RowCache):
+            return rows.attention(queries, scale, sinks)
+        seen = getattr(cache, "queries_seen", None)
+        if seen is not None:
+            seen.append(queries.shape[1])
         return original(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
 
     attention._original = original  # type: ignore[attr-defined]

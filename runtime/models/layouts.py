@@ -1,0 +1,103 @@
+"""What a loaded model keeps per token, found by asking it: its own cache kinds, and one tiny forward.
+
+Kinds: a plain KV cache is "attention", a rotating one "window", an array cache "recurrent". Anything else is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from onecopy.runtime.errors import ModelLoadError
+from onecopy.runtime.rows.layout import Kind, LayerLayout, Layout, RowTensor
+
+Array = Any
+
+PROBE_TOKENS = (3, 1, 4, 1, 5, 9, 2, 6)
+"""Ids of the forward that shows the shapes; its logits are what a trial of the rows is compared with."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """One fixed-size array of a recurrent layer, per conversation; a fresh one is zero."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+    @property
+    def nbytes(self) -> int:
+        size = int(self.dtype.size)
+        for n in self.shape:
+            size *= n
+        return size
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRows:
+    """What the probe found.
+
+    dtypes: of each row tensor. states: per layer, the arrays of a recurrent one. attention: the distinct
+    (kv heads, query group, key width, value width). logits: `[tokens, vocab]` f32 of `PROBE_TOKENS` by the model alone.
+    """
+
+    layout: Layout
+    dtypes: dict[RowTensor, Any]
+    states: tuple[tuple[StateSpec, ...], ...]
+    attention: tuple[tuple[int, int, int, int], ...]
+    logits: Array
+
+    def dtype(self, tensor: RowTensor) -> Any:
+        return self.dtypes[tensor]
+
+
+def model_rows(model: nn.Module, name: str) -> ModelRows:
+    """Derives the layout of `model` by one forward of `PROBE_TOKENS`. ModelLoadError when it keeps anything else."""
+    from mlx_lm.models.cache import make_prompt_cache
+
+    caches = make_prompt_cache(model)
+    kinds = [_kind(cache, name) for cache in caches]
+    for cache in caches:
+        cache.queries_seen = []
+    logits = model(mx.array([PROBE_TOKENS]), cache=caches)[0].astype(mx.float32)
+    mx.eval(logits)
+    layers, states = [], []
+    dtypes: dict[RowTensor, Any] = {}
+    for kind, cache in zip(kinds, caches, strict=True):
+        layer, found = _layer(kind, cache, name)
+        layers.append(layer)
+        dtypes.update(found)
+        states.append(_states(cache) if kind == "recurrent" else ())
+    shapes = {_attention_shape(layer, c) for layer, c in zip(layers, caches, strict=True) if c.queries_seen}
+    return ModelRows(Layout(tuple(layers)), dtypes, tuple(states), tuple(sorted(shapes)), logits)
+
+
+def _kind(cache: Any, name: str) -> Kind:
+    kinds: dict[str, Kind] = {"KVCache": "attention", "RotatingKVCache": "window", "ArraysCache": "recurrent"}
+    kind = kinds.get(type(cache).__name__)
+    if kind is None or getattr(cache, "keep", 0):
+        raise ModelLoadError(f"{name}: its layers keep a {type(cache).__name__}, which cannot be kept as rows.")
+    return kind
+
+
+def _layer(kind: Kind, cache: Any, name: str) -> tuple[LayerLayout, dict[RowTensor, Any]]:
+    if kind == "recurrent":
+        return LayerLayout("recurrent", anchor_bytes=sum(s.nbytes for s in _states(cache))), {}
+    if cache.keys is None:
+        raise ModelLoadError(f"{name}: an attention layer keeps no keys, so its rows cannot be kept.")
+    pairs = {}
+    for part, array in (("k", cache.keys), ("v", cache.values)):
+        pairs[RowTensor(part, array.shape[1], array.shape[3], array.dtype.size)] = array.dtype
+    if kind == "window":
+        return LayerLayout("window", tuple(pairs), window=int(cache.max_size)), pairs
+    return LayerLayout("attention", tuple(pairs)), pairs
+
+
+def _states(cache: Any) -> tuple[StateSpec, ...]:
+    return tuple(StateSpec(tuple(a.shape[1:]), a.dtype) for a in cache.cache if a is not None)
+
+
+def _attention_shape(layer: LayerLayout, cache: Any) -> tuple[int, int, int, int]:
+    keys, values = layer.rows
+    return keys.heads, cache.queries_seen[0] // keys.heads, keys.width, values.width
