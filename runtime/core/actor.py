@@ -164,7 +164,7 @@ class Actor:
 
     async def _call(self, handler: Handler, *args: Any) -> None:
         result = handler(*args)
-        if inspect.isawaitable(result):
+        if result is not None and inspect.isawaitable(result):
             await result
 
     def _skip(self, message: Message, reply: Reply[Any]) -> bool:

@@ -17,7 +17,18 @@ KINDS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 SEEDED = {"default_rng", "Generator", "BitGenerator", "PCG64", "Philox", "SeedSequence"}
 PURE_OS = {"fspath", "fsencode", "fsdecode", "PathLike", "environ", "getenv", "cpu_count", "getpid", "sep", "strerror"}
-PURE_OS_PATH = {"join", "basename", "dirname", "split", "splitext", "normpath", "isabs", "commonpath", "relpath"}
+PURE_OS_PATH = {
+    "join",
+    "abspath",
+    "basename",
+    "dirname",
+    "split",
+    "splitext",
+    "normpath",
+    "isabs",
+    "commonpath",
+    "relpath",
+}
 PURE_PATH = {"parent", "name", "suffix", "stem", "parts", "parents", "joinpath", "with_suffix", "with_name", "as_posix"}
 PATH_IO = {"read_text", "write_text", "read_bytes", "write_bytes", "iterdir", "rglob", "touch", "is_file", "is_dir",
            "expanduser", "hardlink_to", "symlink_to"}  # fmt: skip

@@ -63,9 +63,9 @@ async def test_a_validation_error_is_an_answer_and_the_actor_lives_on() -> None:
 
 async def test_a_bug_fails_its_ask_and_all_others_and_crashes_the_actor(autojump_clock: MockClock) -> None:
     clerk, got = Clerk(), list[object]()
-    messages = (Slow("busy", 1), Never(), Crash(), Echo("behind it"))
     async with living(clerk), trio.open_nursery() as nursery:
-        await begin(nursery, *map(clerk.ref.ask, messages), into=got)
+        asks = clerk.ref.ask(Slow("busy", 1)), clerk.ref.ask(Never()), clerk.ref.ask(Crash()), clerk.ref.ask(Echo("e"))
+        await begin(nursery, *asks, into=got)
     assert [type(error) for error in got[1:]] == [ActorStopped] * 3
     assert all("crashed" in str(error) for error in got[1:])
     assert not clerk.ref.alive
@@ -132,7 +132,8 @@ async def test_cancelling_an_actor_from_outside_leaves_no_asker_waiting(autojump
     clerk, got = Clerk(), list[object]()
     async with trio.open_nursery() as askers, trio.open_nursery() as nursery:
         nursery.start_soon(clerk.live)
-        await begin(askers, *map(clerk.ref.ask, (Never(), Slow("in hand", 1e9), Echo("queued"))), into=got)
+        asks = clerk.ref.ask(Never()), clerk.ref.ask(Slow("in hand", 1e9)), clerk.ref.ask(Echo("queued"))
+        await begin(askers, *asks, into=got)
         nursery.cancel_scope.cancel()
     assert [type(error) for error in got] == [ActorStopped] * 3
 

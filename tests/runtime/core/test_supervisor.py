@@ -231,19 +231,36 @@ async def test_a_start_can_be_cancelled(autojump_clock: MockClock) -> None:
     assert log == ["store starts", "store stops"]
 
 
-async def test_a_start_without_a_checkpoint_under_cancellation_leaves_no_child_running() -> None:
-    log = list[str]()
-    with trio.CancelScope() as scope:
-        scope.cancel()
-        async with Supervisor([child("store", log)]):
-            await trio.lowlevel.checkpoint()
-    assert scope.cancelled_caught
-    async with Supervisor([child("store", log)]) as supervisor:
-        with trio.CancelScope() as scope:
-            scope.cancel()
-            await supervisor.spawn(child("late", log))
-        assert await supervisor.ref("store").ask(Echo("fine")) == "fine"
+class Gated(Clerk):
+    """Starts when its gate opens, and not before."""
+
+    def __init__(self, gate: trio.Event) -> None:
+        super().__init__("gated")
+        self.gate = gate
+
+    async def start(self) -> None:
+        await self.gate.wait()
+
+
+async def test_a_starter_that_is_cancelled_as_the_start_ends_takes_the_child_along() -> None:
+    gate = trio.Event()
+    async with Supervisor([child("store", [])]) as supervisor:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(supervisor.spawn, Child("gated", lambda: Gated(gate)))
+            await wait_all_tasks_blocked()
+            gate.set()
+            nursery.cancel_scope.cancel()
         assert list(supervisor.statistics()["children"]) == ["store"]
+        assert await supervisor.ref("store").ask(Echo("fine")) == "fine"
+
+
+async def test_leaving_while_a_child_cannot_start_again_does_not_wait_for_it() -> None:
+    gate, shut = trio.Event(), trio.Event()
+    gate.set()
+    gates = iter([gate, shut])
+    async with Supervisor([Child("gated", lambda: Gated(next(gates)))]) as supervisor:
+        await crash(supervisor, "gated")
+        assert supervisor.statistics()["children"]["gated"]["lives"] == 1
 
 
 async def test_leaving_in_the_middle_of_a_restart_stops_everything(autojump_clock: MockClock) -> None:

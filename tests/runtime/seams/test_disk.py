@@ -186,6 +186,7 @@ def test_unlocking_what_is_not_held_does_nothing(disk: Disk, tmp_path: Path) -> 
 def test_replace_leaves_the_new_bytes_and_nothing_else(disk: Disk, tmp_path: Path) -> None:
     write(disk, tmp_path / "state.part", b"left over from a crash")
     replace(disk, tmp_path / "state", b"one")
+    assert read_all(disk, tmp_path / "state") == b"one"
     replace(disk, tmp_path / "state", b"second")
     assert (disk.listdir(tmp_path), read_all(disk, tmp_path / "state")) == (["state"], b"second")
 
