@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -123,12 +124,13 @@ async def read_body(request: Request, limit: int) -> bytes:
     held = 0
     try:
         with anyio.fail_after(BODY_PATIENCE) as scope:
-            async for part in request.stream():
-                scope.deadline = anyio.current_time() + BODY_PATIENCE
-                held += len(part)
-                if held > limit:
-                    raise too_large(limit)
-                parts.append(part)
+            async with aclosing(request.stream()) as stream:
+                async for part in stream:
+                    scope.deadline = anyio.current_time() + BODY_PATIENCE
+                    held += len(part)
+                    if held > limit:
+                        raise too_large(limit)
+                    parts.append(part)
     except TimeoutError:
         raise DeadlineExceeded("The body did not arrive in time.") from None
     return b"".join(parts)

@@ -125,9 +125,8 @@ async def _turn(partner: Partner, messages: list[Message], line: str) -> None:
     asked = [*messages, {"role": "user", "content": line}]
     parts: list[str] = []
     try:
-        with trio.CancelScope() as scope:
-            with _interruptible(scope):
-                await _listen(partner, asked, parts)
+        with trio.CancelScope() as scope, _interruptible(scope):
+            await _listen(partner, asked, parts)
     except OnecopyError as error:
         say(f"onecopy: {error.message}")
         return
