@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from mlx.utils import tree_flatten
 from onecopy.runtime.models.families import build
 
@@ -118,3 +119,33 @@ def raw_gguf(path: Path, entries: list[bytes], tensors: list[bytes], data: bytes
     body = head + b"".join(entries) + b"".join(tensors)
     path.write_bytes(body + b"\0" * (-len(body) % 32) + data)
     return path
+
+
+def packed_gguf(path: Path, config: dict[str, Any], weights: dict[str, mx.array]) -> dict[str, mx.array]:
+    """Write `weights` with every matrix as Q8_0, vectors as f32. Answers what the file then says they are (f32)."""
+    stored, directory, data = {}, [], b""
+    for name, array in gguf_weights(config, weights).items():
+        raw, stored[name] = _q8_0(np.array(array)) if array.ndim == 2 else (np.array(array).tobytes(), array)
+        directory.append(tensor(name, array.shape, 8 if array.ndim == 2 else 0, len(data)))
+        data += raw + b"\0" * (-len(raw) % 32)
+    raw_gguf(path, [_pair(key, value) for key, value in metadata(config).items()], directory, data)
+    return stored
+
+
+def _q8_0(weight: np.ndarray) -> tuple[bytes, mx.array]:
+    """ggml's Q8_0: per 32 weights an f16 scale and signed bytes."""
+    blocks = weight.reshape(-1, 32)
+    scales = (np.abs(blocks).max(axis=1, keepdims=True) / 127).astype(np.float16)
+    whole = np.rint(blocks / scales.astype(np.float32)).astype(np.int8)
+    raw = np.concatenate([scales.view(np.uint8), whole.view(np.uint8)], axis=1).tobytes()
+    return raw, mx.array((whole * scales.astype(np.float32)).reshape(weight.shape))
+
+
+def _pair(key: str, value: Any) -> bytes:
+    if isinstance(value, str):
+        return entry(key, 8, text(value))
+    if isinstance(value, list):
+        return entry(key, 9, struct.pack("<IQ", 8, len(value)) + b"".join(map(text, value)))
+    kind = {mx.uint32: 4, mx.int32: 5, mx.float32: 6}[value.dtype]
+    raw = np.array(value).tobytes()
+    return entry(key, 9, struct.pack("<IQ", kind, value.size) + raw) if value.ndim else entry(key, kind, raw)

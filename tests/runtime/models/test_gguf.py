@@ -12,7 +12,7 @@ from onecopy.runtime.models.gguf_config import llama3_scaling
 from onecopy.runtime.models.gguf_header import read_header
 from onecopy.runtime.models.gguf_tensors import read_only
 
-from tests.support.gguf import entry, gguf_weights, metadata, random_model, raw_gguf, tensor, write_gguf
+from tests.support.gguf import entry, gguf_weights, metadata, packed_gguf, random_model, raw_gguf, tensor, write_gguf
 
 PROMPT = mx.array([[1, 50, 3, 200, 9]])
 
@@ -125,3 +125,50 @@ def test_a_file_with_rope_factors_loads_a_scaled_rope(tmp_path: Path) -> None:
     rope = loaded.model.layers[0].self_attn.rope
     assert loaded.config["rope_scaling"]["rope_type"] == "llama3"
     assert type(rope).__name__ == "Llama3RoPE"
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("dtype", ["native", "float32"])
+def test_packed_weights_beside_plain_biases_load(tmp_path: Path, kind: str, dtype: str) -> None:
+    config, weights = random_model(kind, tied=False)
+    stored = packed_gguf(tmp_path / "p.gguf", config, weights)
+    loaded = load(str(tmp_path / "p.gguf"), dtype=dtype)
+    meant = gguf_order_undone(config, stored, weights)
+    np.testing.assert_allclose(np.array(loaded.model(PROMPT)), expected(config, meant), atol=2e-2)
+    if dtype == "float32":
+        found = dict(tree_flatten(loaded.model.parameters()))
+        assert all(mx.allclose(found[n], w, atol=1e-6).item() for n, w in meant.items())
+    assert loaded.quantization == {"source": "gguf", "types": ["Q8_0"]}
+
+
+def gguf_order_undone(
+    config: dict[str, Any], stored: dict[str, mx.array], weights: dict[str, mx.array]
+) -> dict[str, mx.array]:
+    """The file's values under mlx-lm's names and order: packing is per row, so rows are matched by what they were."""
+    named = dict(zip(weights, gguf_weights(config, weights).items(), strict=True))
+    meant = {}
+    for name, (file_name, written) in named.items():
+        rows = [int(mx.argmin(mx.abs(written - row).reshape(len(written), -1).sum(1))) for row in weights[name]]
+        meant[name] = stored[file_name][mx.array(rows)]
+    return meant
+
+
+@pytest.mark.parametrize(
+    ("kind", "scaling"),
+    [
+        ("linear", {"rope_type": "linear", "factor": 2.0}),
+        ("yarn", {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256}),
+        ("none", None),
+    ],
+)
+def test_declared_rope_scaling_reaches_the_config(tmp_path: Path, kind: str, scaling: Any) -> None:
+    config, weights = random_model("qwen3")
+    keys = {
+        "qwen3.rope.scaling.type": kind,
+        "qwen3.rope.scaling.factor": mx.array(2.0),
+        "qwen3.rope.scaling.original_context_length": mx.array(256, mx.uint32),
+    }
+    mx.save_gguf(str(tmp_path / "s.gguf"), gguf_weights(config, weights), metadata(config) | keys)
+    loaded = load(str(tmp_path / "s.gguf"))
+    assert loaded.config["rope_scaling"] == scaling
+    assert loaded.model(PROMPT).shape == (1, 5, 320)
