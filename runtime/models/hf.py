@@ -47,7 +47,7 @@ def load_hf(path: Path, name: str, dtype: mx.Dtype | None) -> Loaded:
 
 
 def _assemble(path: Path, dtype: mx.Dtype | None) -> tuple[nn.Module, dict[str, Any]]:
-    light.enter()
+    light.whole()
     from mlx_lm.utils import dequantize_model, load_model
 
     try:

@@ -7,6 +7,7 @@ that the package itself defines (`mlx_lm.load`) runs the body then, so other cod
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from types import ModuleType
@@ -39,3 +40,8 @@ def enter() -> None:
     module = importlib.util.module_from_spec(spec)
     module.__class__ = _Unrun
     sys.modules[NAME] = module
+
+
+def whole() -> None:
+    """Import all of mlx-lm, body included: its body is what keeps transformers quiet about a missing PyTorch."""
+    importlib.import_module(NAME).__version__  # noqa: B018

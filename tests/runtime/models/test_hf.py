@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import mlx.core as mx
@@ -169,3 +171,10 @@ def test_an_older_vocabulary_that_cannot_be_converted_is_named(tmp_path: Path) -
     (path / "vocab.json").write_text("{")
     with pytest.raises(ModelLoadError, match="its tokenizer files cannot be converted"):
         load(str(path))
+
+
+def test_loading_a_directory_prints_nothing(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "tiny")
+    code = f"from onecopy.runtime.models import load; load({str(path)!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
