@@ -41,12 +41,6 @@ class Journal:
         """The next ops can be appended; otherwise they replace the file."""
         return self._file is not None
 
-    def resume(self, log: manifest.Log) -> None:
-        """Continues an intact manifest file that reads as `log`."""
-        self.generation, self._sequence, self._ops = log.generation, log.sequence, len(log.ops)
-        self._size = log.good
-        self._file = self._disk.open_append(self._path)
-
     def after(self, generation: int) -> None:
         """The next write is a whole new file, of a later generation."""
         self.close()

@@ -33,14 +33,14 @@ class Shelf:
         self._queue: list[log.Op] = []
 
     def resume(self, found: Recovered) -> None:
-        """Opens for writing what recovery found: goes on in a whole manifest, and in the last pack if it has room."""
-        if found.how == "read" and found.log is not None and not found.lost:
-            self.journal.resume(found.log)
-        else:
-            self.journal.after(found.log.generation if found.log else 0)
+        """Opens for writing what recovery found, under a manifest written anew.
+
+        What a killed process left may be readable and yet never reach the disk, if its last sync failed: nothing is
+        appended to that, and no pack is cut back or continued before a manifest of our own is durable.
+        """
+        self.journal.after(found.log.generation if found.log else 0)
+        self.journal.write((), len(self.index.entries))
         self._resume_pack()
-        if not self.journal.sound:
-            self.journal.write((), len(self.index.entries))
 
     @property
     def size(self) -> int:
@@ -73,7 +73,7 @@ class Shelf:
 
         On an error nothing staged exists, and must be staged again.
         """
-        if not self._pending and not self._queue:
+        if not self._pending and not self._queue and self.journal.sound:
             return ()
         try:
             self.packs.sync()
@@ -160,11 +160,9 @@ class Shelf:
             self._pending.clear()
 
     def _resume_pack(self) -> None:
-        last = max(self.packs.sizes, default=None)
-        if last is None:
-            return
+        """Goes on in the last pack if it has room. A pack without a named record may not even have its header."""
+        last = max(self.packs.sizes, default=0)
         ends = [e.offset + padded(e.length) for e in self.index.entries.values() if e.pack == last]
-        end = max(ends, default=START)
+        end = max(ends, default=self.pack_bytes)
         if end < self.pack_bytes and end <= self.packs.sizes[last]:
             self.packs.resume(last, end)
-            self.index.packs.add(last)

@@ -28,6 +28,14 @@ def test_the_quota_and_the_index_hold_through_cuts_and_evictions(seed: int) -> N
     StoreRun(seed, quota=300_000, faulty=seed % 2 == 0).run()
 
 
+@pytest.mark.parametrize(
+    ("seed", "quota", "faulty"),
+    [(7821, None, True), (9033, None, True), (6687, 280_000, True), (7023, 280_000, True), (6523, 300_000, False)],
+)
+def test_seeds_that_found_something_stay_good(seed: int, quota: int | None, faulty: bool) -> None:
+    StoreRun(seed, quota=quota, faulty=faulty).run(30)
+
+
 def test_a_cut_at_every_single_call_of_a_put_leaves_a_loadable_store() -> None:
     first, second = records_of(talk(1, 700), anchor=True, width=1), records_of(talk(2, 700), anchor=True, width=1)
     calls, acknowledged = 0, False
