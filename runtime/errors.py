@@ -16,7 +16,8 @@ OnecopyError                       500 internal_error
 ├── InsufficientMemory             503 insufficient_memory    refused by the bank; the numbers are in the message
 ├── Unavailable                    503 unavailable            stopping, restarting; retry
 │   ├── ActorStopped               503 actor_stopped
-│   └── LaneCrashed                503 lane_crashed           the round failed; the conversation is intact; retry
+│   ├── LaneCrashed                503 lane_crashed           the round failed; the conversation is intact; retry
+│   └── NotPersisting              503 not_persisting         rows could not be written to disk; answers go on
 ├── DeadlineExceeded               504 deadline_exceeded
 └── StartupError                   exit 2                     cannot start; one line that names what and why
     ├── ModelLoadError             exit 2
@@ -149,6 +150,16 @@ class ActorStopped(Unavailable):
 
 class LaneCrashed(Unavailable):
     code = "lane_crashed"
+
+
+class NotPersisting(Unavailable):
+    """Rows could not be written to disk. lasting: trying again soon cannot help."""
+
+    code = "not_persisting"
+
+    def __init__(self, message: str, *, lasting: bool = False) -> None:
+        super().__init__(message)
+        self.lasting = lasting
 
 
 class DeadlineExceeded(OnecopyError):

@@ -64,6 +64,7 @@ class Index:
         self.packs: set[int] = set()
         self.next_pack = 1
         self.quarantined = 0
+        self.anchors = 0
 
     def apply(self, op: log.Op) -> None:
         """Brings the index to what `op` says. Keys that are not there are passed over."""
@@ -144,6 +145,7 @@ class Index:
         _bump(self.live, entry.pack, n * padded(entry.length))
         _bump(self.records, entry.pack, n)
         if entry.kind is Kind.ANCHOR:
+            self.anchors += n
             tails = self.tails.setdefault(entry.parent, Counter())
             _bump(tails, entry.rows, n)
             if not tails:

@@ -28,10 +28,14 @@ _SPARE_PACKS = 2
 
 
 class StoreFull(OSError):
-    """No room under the quota or above the free-disk floor. The message carries the numbers."""
+    """No room under the quota or above the free-disk floor. The message carries the numbers.
 
-    def __init__(self, message: str) -> None:
+    lasting: the quota is the limit, so that trying again soon cannot help.
+    """
+
+    def __init__(self, message: str, *, lasting: bool) -> None:
         super().__init__(errno.ENOSPC, message)
+        self.lasting = lasting
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +68,16 @@ class Room:
         ceiling = self.quota - _SPARE_PACKS * self._shelf.pack_bytes
         while self._shelf.size + n > ceiling:
             if n > ceiling or not self._free(n, pinned):
-                raise StoreFull(f"{n} bytes do not fit the quota of {self.quota} bytes beside what must stay")
+                raise StoreFull(
+                    f"{n} bytes do not fit the quota of {self.quota} bytes beside what must stay", lasting=True
+                )
         if self._lacks(n):
             while self._remove_dead():
                 pass
             if self._lacks(n):
-                raise StoreFull(f"fewer than {self.floor} bytes would stay free on the disk after writing {n}")
+                raise StoreFull(
+                    f"fewer than {self.floor} bytes would stay free on the disk after writing {n}", lasting=False
+                )
 
     def sweep_step(self, most: int, dead: float = IDLE_DEAD) -> Swept:
         """Frees dead bytes a little: removes one empty pack, or moves up to `most` bytes out of the emptiest one.

@@ -57,7 +57,7 @@ class RowsOnDisk:
         self._shelf = shelf
         self._wall = wall
         self.read_only = False
-        self.owner: int | None = None
+        self.owner: int | None = None  # process id of the writer that keeps this one read-only
         self.recovered = "new"
         self.lost = 0
         self._pins: Counter[bytes] = Counter()
@@ -278,10 +278,9 @@ class RowsOnDisk:
     def statistics(self) -> dict[str, Any]:
         """Counters since the start, and what is kept now. Sizes in bytes."""
         index = self._shelf.index
-        anchors = sum(sum(tails.values()) for tails in index.tails.values())
         return {
-            "blocks": len(index.entries) - anchors,
-            "anchors": anchors,
+            "blocks": len(index.entries) - index.anchors,
+            "anchors": index.anchors,
             "live_bytes": sum(index.live.values()),
             "disk_bytes": self._shelf.size,
             "quota_bytes": self._room.quota,
