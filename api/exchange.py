@@ -29,7 +29,7 @@ STALL = 300.0
 
 
 class Wire(Protocol):
-    """How one door spells its replies. `replies` grow by `piece`; the rest is read from them."""
+    """How one door spells its replies. A stream feeds `replies` through `piece`; a whole body reads them once full."""
 
     shape: Shape
 
@@ -134,7 +134,8 @@ class Exchange:
 
     async def _whole(self, client: Client) -> None:
         while not self.turns.done:
-            self._spelled(await self.turns.next())
+            for index, piece in await self.turns.next():
+                self.wire.replies[index].add(piece)
         body = self.wire.body()
         length = {"content-type": "application/json", "content-length": str(len(body))}
         await client.begin(200, {**length, **self.headers, **_facts(self.wire.replies)})

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import anyio
-from onecopy.runtime.errors import Forbidden, OnecopyError
+from onecopy.runtime.errors import Forbidden
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import Response
@@ -50,7 +50,9 @@ class Gate:
                 await answer(scope, receive, logged.send)
             else:
                 await self.app(scope, receive, logged.send)
-        except OnecopyError as error:
+        except Exception as error:
+            if logged.status:
+                raise
             await respond(error, shape_of(scope["path"]))(scope, receive, logged.send)
         finally:
             logged.close()
@@ -82,7 +84,7 @@ class Gate:
         """Configured origins, and on a loopback server pages served from this machine."""
         if "*" in self.options.origins or origin in self.options.origins:
             return True
-        return self.options.loopback and urlsplit(origin).scheme in ("http", "https") and _name(origin) in LOCAL
+        return self.options.loopback and origin.startswith(("http://", "https://")) and _name(origin) in LOCAL
 
     def _principal(self, path: str, headers: Headers) -> Principal:
         if path in OPEN and not presented(headers):

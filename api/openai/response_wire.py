@@ -65,7 +65,9 @@ class ResponsesWire:
         return self._event("failed", response=failed)
 
     def body(self) -> bytes:
-        return encode(self._response(self.status))
+        whole = encode(self._response(self.status))
+        self._done(whole, self.reply)
+        return whole
 
     @property
     def status(self) -> str:

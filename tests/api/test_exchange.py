@@ -55,9 +55,7 @@ async def test_f14_headers_leave_before_the_first_piece(autojump_clock: MockCloc
 
 
 @pytest.mark.parametrize("path", [CHAT, MESSAGES])
-async def test_f14_a_long_prefill_shows_signs_of_life_that_parsers_skip(
-    path: str, autojump_clock: MockClock
-) -> None:
+async def test_f14_a_long_prefill_shows_signs_of_life_that_parsers_skip(path: str, autojump_clock: MockClock) -> None:
     async def slow() -> None:
         await trio.sleep(3.5 * KEEPALIVE)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.http import Answer, Direct
-from tests.support.scripted import Say, ScriptedService
+from tests.support.scripted import ScriptedService
 from tests.support.tokens import THINKING
 
 MESSAGES = "/v1/messages"
@@ -214,8 +214,3 @@ async def test_output_format_becomes_a_grammar() -> None:
     grammar = service.specs[0].grammar
     assert grammar is not None
     assert json.loads(grammar.text) == {"type": "object"}
-
-
-async def test_waiting_is_shown_as_pings() -> None:
-    answer = await send(ScriptedService(Say("x", queued=2)), stream=True)
-    assert names(answer)[:2] == ["ping", "message_start"]
