@@ -306,6 +306,39 @@ class Ledger:
         gone.tip.tip = None
         self._drop_free(gone.tip)
 
+    def fork(self, conversation: str, at: int | None, name: str, now: float) -> Conversation | Shortage:
+        """A new idle conversation over the first `at` rows of another (all by default). Nothing is computed."""
+        tip = self.conversations[conversation].tip
+        at = tip.frontier if at is None else max(0, min(at, tip.frontier))
+        start = at // BLOCK * BLOCK
+        source = _at(tip, at) if at else tip
+        if not self._make_room(self.layout.capacity_bytes(BLOCK), source, hard=True):
+            return self._shortage(BLOCK, source)
+        leaf = self._allocate(_at(tip, start) if start else None, start, BLOCK)
+        if at > start:
+            self.orders.append(CopyRows(source.id, leaf.id, start, at))
+            leaf.tokens = source.tokens[start - source.start : at - source.start]
+            _count(self.totals.copied, "fork", (at - start) * self.layout.row_bytes)
+        old = self.conversations[conversation]
+        made = Conversation(name, leaf, old.salt, now, now, hint=old.hint)
+        leaf.tip = name
+        self.conversations[name] = made
+        self._idle[name] = None
+        self._index(leaf, old.salt)
+        return made
+
+    def owned_bytes(self, conversation: Conversation) -> int:
+        """Bytes that would go if this conversation were dropped."""
+        total, at = 0, conversation.tip
+        while at is not None and len(at.children) <= (at is not conversation.tip) and not at.holds:
+            if at is not conversation.tip and at.tip is not None:
+                break
+            total += self.layout.capacity_bytes(at.capacity)
+            if at.parent is None:
+                break
+            at = at.parent
+        return total
+
     def trim(self, conversation: str) -> int:
         """Gives back the whole unused blocks of an idle conversation's tip, one layer at a time. Bytes gained."""
         return self._shrink(self.conversations[conversation].tip)

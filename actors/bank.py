@@ -1,0 +1,274 @@
+"""The bank: owner of all segments, holds, leases and the memory budget.
+
+It decides on its books and orders the device; orders and rounds go through one queue, so what was granted is there
+before it is used. A turn that does not fit waits its turn here, or is refused with the numbers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+from onecopy.runtime.core import Actor, Reply, handles
+from onecopy.runtime.errors import Conflict, InsufficientMemory, NotFound, Overloaded
+from onecopy.runtime.rows.ledger import Conversation, Grant, Ledger, Shortage
+from onecopy.runtime.rows.ops import RowOp, Trim
+from onecopy.runtime.rows.segments import Lease
+from onecopy.runtime.seams.clock import Clock
+from onecopy.runtime.seams.device import Device
+
+from .messages.bank import (
+    Admit,
+    BankStatistics,
+    Commit,
+    Find,
+    Forget,
+    Fork,
+    Grow,
+    Kept,
+    LaneLost,
+    ListKept,
+    Pin,
+    Release,
+    Tokens,
+)
+from .messages.session import Waiting
+
+LOG = logging.getLogger("onecopy.bank")
+
+QUEUE = 256
+"""Turns that may wait for memory: more than this many clients are better told to come back."""
+
+IDLE_SLACK = 2.0
+"""Seconds a conversation rests before its unused blocks are given back: an agent's next turn comes sooner than that."""
+
+
+@dataclass(slots=True, eq=False)
+class Queued:
+    ask: Admit
+    reply: Reply[Grant]
+    since: float
+
+
+class Bank(Actor):
+    """Answers turns with leases. `apply` carries out orders on the device thread; `ledger` is this actor's alone."""
+
+    def __init__(self, ledger: Ledger, device: Device, apply: Any, clock: Clock) -> None:
+        super().__init__("bank", work_size=4096)
+        self._ledger = ledger
+        self._device = device
+        self._apply = apply
+        self._clock = clock
+        self._queue: deque[Queued] = deque()
+        self._held_for = 0.0
+        self._begun: dict[int, float] = {}
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._keep_house)
+            await super().run()
+
+    async def _keep_house(self) -> None:
+        while True:
+            await self._clock.sleep(IDLE_SLACK / 2)
+            for name in self._ledger.idle_slack(self._clock.now(), IDLE_SLACK):
+                self._ledger.trim(name)
+            self._order()
+
+    async def after_batch(self) -> None:
+        self._order()
+
+    def _order(self) -> None:
+        orders: tuple[RowOp, ...] = self._ledger.take_orders()
+        if orders:
+            self._device.post(self._apply, (*orders, Trim()) if _frees(orders) else orders)
+
+    # --- admission
+
+    @handles(Admit)
+    def admit(self, ask: Admit, reply: Reply[Grant]) -> None:
+        if self._queue:
+            self._enqueue(ask, reply)
+            return
+        got = self._try(ask)
+        if isinstance(got, Grant):
+            self._give(ask, reply, got)
+        elif self._ledger.turns and got.needed <= self._ledger.budget:
+            self._enqueue(ask, reply)
+        else:
+            reply.fail(refusal(got))
+
+    def _try(self, ask: Admit) -> Grant | Shortage:
+        return self._ledger.admit(ask.turn, ask.wanted, ask.conversation, self._clock.now())
+
+    def _give(self, ask: Admit, reply: Reply[Grant], grant: Grant) -> None:
+        self._order()
+        self._begun[ask.turn] = self._clock.now()
+        if not reply.set(grant):
+            self._end(ask.turn, 0)
+
+    def _enqueue(self, ask: Admit, reply: Reply[Grant]) -> None:
+        if len(self._queue) >= QUEUE:
+            raise Overloaded(f"{QUEUE} requests already wait for memory.", retry_after=5.0)
+        self._queue.append(Queued(ask, reply, self._clock.now()))
+        self._tell_positions()
+
+    def _serve_queue(self) -> None:
+        """Grants what fits now, in order. The head is never overtaken: a long prompt must not starve."""
+        before = len(self._queue)
+        while self._queue:
+            head = self._queue[0]
+            if not head.reply.done:
+                got = self._try(head.ask)
+                if isinstance(got, Shortage):
+                    if self._ledger.turns:
+                        break
+                    head.reply.fail(refusal(got))
+                else:
+                    self._give(head.ask, head.reply, got)
+            self._queue.popleft()
+        if len(self._queue) != before:
+            self._tell_positions()
+
+    def _tell_positions(self) -> None:
+        each = self._held_for or None
+        for i, q in enumerate(self._queue, 1):
+            if not q.reply.done and q.ask.asker.alive:
+                estimate = None if each is None else each * i / max(1, len(self._ledger.turns))
+                q.ask.asker.tell(Waiting(i, estimate))
+
+    # --- a running turn
+
+    @handles(Grow)
+    def grow(self, ask: Grow, reply: Reply[Lease | None]) -> None:
+        if ask.turn not in self._ledger.turns:
+            raise NotFound(f"Turn {ask.turn} has no lease.")
+        got = self._ledger.grow(ask.turn, ask.rows)
+        self._order()
+        reply.set(None if isinstance(got, Shortage) else got)
+
+    @handles(Commit)
+    def commit(self, message: Commit) -> None:
+        for turn, tokens in message.written:
+            if turn in self._ledger.turns:
+                self._ledger.commit(turn, tokens)
+
+    @handles(Release)
+    def release(self, message: Release) -> None:
+        self._end(message.turn, message.keep)
+
+    @handles(LaneLost)
+    def lane_lost(self, _: LaneLost) -> None:
+        for turn in list(self._ledger.turns):
+            self._end(turn, self._ledger.turns[turn].frontier)
+
+    def _end(self, turn: int, keep: int) -> None:
+        if turn not in self._ledger.turns:
+            return
+        now = self._clock.now()
+        self._ledger.release(turn, keep, now)
+        took = now - self._begun.pop(turn, now)
+        self._held_for += (took - self._held_for) / 8 if self._held_for else took
+        self._order()
+        self._serve_queue()
+
+    # --- conversations
+
+    @handles(ListKept)
+    def list_kept(self, _: ListKept, reply: Reply[tuple[Kept, ...]]) -> None:
+        reply.set(tuple(self._kept(c) for c in self._ledger.conversations.values()))
+
+    @handles(Find)
+    def find(self, ask: Find, reply: Reply[Kept]) -> None:
+        reply.set(self._kept(self._known(ask.conversation)))
+
+    @handles(Tokens)
+    def tokens(self, ask: Tokens, reply: Reply[tuple[int, ...]]) -> None:
+        self._known(ask.conversation)
+        reply.set(tuple(self._ledger.tokens_of(ask.conversation)))
+
+    @handles(Pin)
+    def pin(self, ask: Pin, reply: Reply[Kept]) -> None:
+        found = self._known(ask.conversation)
+        found.pinned = ask.on
+        reply.set(self._kept(found))
+
+    @handles(Fork)
+    def fork(self, ask: Fork, reply: Reply[Kept]) -> None:
+        self._known(ask.conversation)
+        got = self._ledger.fork(ask.conversation, ask.at, ask.name, self._clock.now())
+        self._order()
+        if isinstance(got, Shortage):
+            raise refusal(got)
+        reply.set(self._kept(got))
+
+    @handles(Forget)
+    def forget(self, ask: Forget, reply: Reply[None]) -> None:
+        found = self._known(ask.conversation)
+        if found.tip.lease is not None:
+            raise Conflict(f"Session {ask.conversation} has a running turn.")
+        self._ledger.forget(ask.conversation)
+        self._order()
+        self._serve_queue()
+        reply.set(None)
+
+    def _known(self, name: str) -> Conversation:
+        if name not in self._ledger.conversations:
+            raise NotFound(f"There is no session {name!r}.")
+        return self._ledger.conversations[name]
+
+    def _kept(self, c: Conversation) -> Kept:
+        running = c.tip.lease is not None or any(t.conversation is c for t in self._ledger.turns.values())
+        return Kept(
+            c.id,
+            c.tip.frontier,
+            self._ledger.owned_bytes(c),
+            running,
+            c.pinned,
+            c.used,
+            c.created,
+            c.tip.depth,
+            c.salt,
+            c.hint,
+        )
+
+    # --- numbers
+
+    @handles(BankStatistics)
+    def bank_statistics(self, _: BankStatistics, reply: Reply[dict[str, Any]]) -> None:
+        reply.set(self.statistics())
+
+    def statistics(self) -> dict[str, Any]:
+        """bytes of rows in use and in the budget; segments, turns, conversations, queue; admissions and copies by kind."""
+        books = self._ledger
+        return {
+            **super().statistics(),
+            "bytes_used": books.used,
+            "bytes_budget": books.budget,
+            "segments": len(books.segments),
+            "turns": len(books.turns),
+            "conversations": len(books.conversations),
+            "queued": len(self._queue),
+            "admitted": dict(books.totals.admitted),
+            "copied": dict(books.totals.copied),
+            "dropped": books.totals.dropped,
+            "trimmed": books.totals.trimmed,
+            "refused": books.totals.refused,
+        }
+
+
+def refusal(short: Shortage) -> InsufficientMemory:
+    """The error a client reads."""
+    return InsufficientMemory(
+        needed=short.needed,
+        available=short.available,
+        holders=short.holders,
+        largest_prompt=short.largest_prompt,
+    )
+
+
+def _frees(orders: tuple[RowOp, ...]) -> bool:
+    return any(type(op).__name__ in ("Drop", "ResizeLayer") for op in orders)

@@ -1,0 +1,193 @@
+"""The lane: runs rounds. One loop: receive, plan, run, commit, stream."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from onecopy.runtime.core import Actor, Ref, Reply, handles
+from onecopy.runtime.decode import Costs, Limits, Pick, Round, Want, passed_after, plan
+from onecopy.runtime.errors import LaneCrashed, OnecopyError
+from onecopy.runtime.rows.caches import Strip
+from onecopy.runtime.seams.clock import Clock
+from onecopy.runtime.seams.device import Device
+from onecopy.runtime.turn import FinishReason
+
+from .messages.bank import Commit, Grow, LaneLost
+from .messages.lane import Begin, Cancel, Consumed, LaneStatistics
+from .messages.session import Broken, Filled, Produced
+from .running import Running
+
+LOG = logging.getLogger("onecopy.lane")
+
+DRAFTS = 7
+"""Tokens proposed for a round at most: a round of 8 rows is the widest that costs little more than a row."""
+
+
+class Rounds(Protocol):
+    """What the lane needs of an engine. `run` is called on the device thread."""
+
+    def run(self, strips: Sequence[Strip], wants: Sequence[Want]) -> Any:
+        """Runs one forward; `.picks` holds, for each strip in order, the picks of its wanted rows."""
+
+
+class Lane(Actor):
+    """Runs all running turns, a round at a time. Sessions hear of their own turn, the bank of all rows written."""
+
+    def __init__(
+        self, engine: Rounds, device: Device, bank: Ref, clock: Clock, eos: frozenset[int], limits: Limits
+    ) -> None:
+        super().__init__("lane", work_size=4096)
+        self._engine = engine
+        self._device = device
+        self._bank = bank
+        self._clock = clock
+        self._eos = eos
+        self._limits = limits
+        self._turns: dict[int, Running] = {}
+        self._order = 0
+        self._owed = 0.0
+        self._costs = Costs(decode_ms=50.0, chunk_ms=500.0)
+        self._rounds = self._tokens = self._prefilled = self._drafted = self._accepted = 0
+
+    async def start(self) -> None:
+        self._bank.tell(LaneLost())
+
+    async def run(self) -> None:
+        try:
+            while True:
+                await self.work(await self._receive())
+                await self._grow_stuck()
+                for turn in self._ready():
+                    turn.propose(DRAFTS)
+                now = plan([t.view() for t in self._ready()], self._costs, self._limits, self._owed)
+                if not now.idle:
+                    await self._round(now)
+        except Exception as error:
+            self._lose_all(error)
+            raise
+
+    async def _receive(self) -> Any:
+        """Waits only when there is nothing to run."""
+        return self.mailbox.receive_nowait() if self._ready() else await self.mailbox.receive()
+
+    def _ready(self) -> list[Running]:
+        return [t for t in self._turns.values() if not t.paused]
+
+    # --- messages
+
+    @handles(Begin)
+    def begin(self, message: Begin) -> None:
+        self._order += 1
+        self._turns[message.turn] = Running.of(message, self._order, self._eos)
+
+    @handles(Cancel)
+    def cancel(self, ask: Cancel, reply: Reply[int]) -> None:
+        gone = self._turns.pop(ask.turn, None)
+        reply.set(-1 if gone is None else gone.position)
+
+    @handles(Consumed)
+    def consumed(self, message: Consumed) -> None:
+        if message.turn in self._turns:
+            self._turns[message.turn].unread -= message.tokens
+
+    @handles(LaneStatistics)
+    def lane_statistics(self, _: LaneStatistics, reply: Reply[dict[str, Any]]) -> None:
+        reply.set(self.statistics())
+
+    # --- rounds
+
+    async def _grow_stuck(self) -> None:
+        """Between rounds: leaves for turns that have run out of rows; an answer nobody has memory for ends here."""
+        for turn in [t for t in self._turns.values() if t.stuck]:
+            lease = await self._bank.ask(Grow(turn.id, max(1, turn.left)))
+            if lease is not None:
+                turn.lease = lease
+            elif self._turns.pop(turn.id, None) is not None:
+                self._tell(turn, Produced((), "length", "no memory for more rows"))
+
+    async def _round(self, now: Round) -> None:
+        """One forward, then everybody hears what it brought."""
+        decoding = [(self._turns[d.id], self._turns[d.id].decode(d.width)) for d in now.decode]
+        filling = self._turns[now.chunk.id] if now.chunk else None
+        chunk = filling.chunk(now.chunk.end) if filling and now.chunk else None
+        work = [w for _, w in decoding] + ([chunk] if chunk else [])
+        begun = self._clock.now()
+        result = await self._device.run(self._engine.run, [s for s, _ in work], [w for _, ws in work for w in ws])
+        self._measure(now, self._clock.now() - begun)
+        self._pass_over(now)
+        written = [self._decoded(t, picks) for (t, _), picks in zip(decoding, result.picks, strict=False)]
+        if filling and chunk:
+            written.append(self._filled(filling, chunk[0], result.picks[-1]))
+        self._bank.tell(Commit(tuple(written)))
+
+    def _decoded(self, turn: Running, picks: tuple[Pick, ...]) -> tuple[int, tuple[int, ...]]:
+        before = (turn.drafted, turn.accepted)
+        rows, kept, end = turn.decoded(picks)
+        self._drafted += turn.drafted - before[0]
+        self._accepted += turn.accepted - before[1]
+        self._deliver(turn, kept, end)
+        return turn.id, rows
+
+    def _filled(self, turn: Running, strip: Strip, picks: tuple[Pick, ...]) -> tuple[int, tuple[int, ...]]:
+        rows, kept, end = turn.filled(strip, picks)
+        self._prefilled += len(rows)
+        if kept:
+            self._deliver(turn, kept, end)
+        else:
+            self._tell(turn, Filled(turn.position - turn.first, turn.prompt - turn.first))
+        return turn.id, rows
+
+    def _deliver(self, turn: Running, picks: tuple[Pick, ...], end: FinishReason | None) -> None:
+        self._tokens += len(picks)
+        if end is not None:
+            self._turns.pop(turn.id, None)
+        self._tell(turn, Produced(picks, end, None, turn.rounds, turn.drafted, turn.accepted))
+
+    def _tell(self, turn: Running, message: Any) -> None:
+        """A session that is gone or cannot keep up loses its turn, never a round."""
+        try:
+            told = turn.to.tell(message)
+        except OnecopyError:
+            told = False
+        if not told:
+            self._turns.pop(turn.id, None)
+
+    # --- numbers
+
+    def _measure(self, now: Round, seconds: float) -> None:
+        """Costs move slowly, so that one slow round does not change who is served next."""
+        self._rounds += 1
+        if now.decode and not now.chunk:
+            ms = self._costs.decode_ms + (seconds * 1e3 - self._costs.decode_ms) / 8
+            self._costs = Costs(ms, self._costs.chunk_ms)
+        elif now.chunk and not now.decode:
+            whole = seconds * 1e3 * self._limits.chunk / max(1, now.chunk.end - now.chunk.start)
+            self._costs = Costs(self._costs.decode_ms, self._costs.chunk_ms + (whole - self._costs.chunk_ms) / 8)
+
+    def _pass_over(self, now: Round) -> None:
+        self._owed = now.owed
+        for turn in self._turns.values():
+            turn.passed = passed_after(turn.view(), now)
+
+    def _lose_all(self, error: Exception) -> None:
+        LOG.exception("a round failed; %d running turns are lost", len(self._turns))
+        for turn in list(self._turns.values()):
+            self._tell(turn, Broken(LaneCrashed("The round failed; the conversation is intact.", retry_after=1.0)))
+        self._turns.clear()
+
+    def statistics(self) -> dict[str, Any]:
+        """running turns, rounds, tokens delivered, rows prefilled, drafts, and the costs the planner uses (ms)."""
+        return {
+            **super().statistics(),
+            "running": len(self._turns),
+            "paused": sum(t.paused for t in self._turns.values()),
+            "rounds": self._rounds,
+            "tokens": self._tokens,
+            "prefilled": self._prefilled,
+            "drafted": self._drafted,
+            "accepted": self._accepted,
+            "decode_ms": self._costs.decode_ms,
+            "chunk_ms": self._costs.chunk_ms,
+        }

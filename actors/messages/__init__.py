@@ -1,0 +1,1 @@
+"""Messages by receiver: one module for each actor."""

@@ -1,0 +1,44 @@
+"""What the lane is asked and told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from onecopy.runtime.core import Ask, Message, Ref
+from onecopy.runtime.rows.segments import Lease
+from onecopy.runtime.text.grammar import Matcher
+from onecopy.runtime.turn import TurnSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Begin(Message):
+    """Run a turn. position: rows it already has. matcher: the grammar's state, the lane's alone from here on."""
+
+    turn: int
+    spec: TurnSpec
+    lease: Lease
+    position: int
+    to: Ref
+    matcher: Matcher | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel(Ask[int]):
+    """Take a turn out of the rounds; answered with the rows it has, once no round touches it. Unknown turns: -1."""
+
+    turn: int
+    control = True
+
+
+@dataclass(frozen=True, slots=True)
+class Consumed(Message):
+    """The session has taken so many tokens of a turn on; the lane may send as many more."""
+
+    turn: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaneStatistics(Ask[dict[str, Any]]):
+    control = True

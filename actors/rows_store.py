@@ -1,0 +1,323 @@
+"""The rows store: the one actor that knows, and changes, what is on disk.
+
+Lookups are answered at once from the index. Reads run beside each other in threads. Everything that changes the
+directory is a job, run one after another by one writer: jobs that waited together share one commit.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+from onecopy.runtime.core import Actor, Reply, handles
+from onecopy.runtime.errors import NotPersisting, OnecopyError, StoreUnusable
+from onecopy.runtime.rows.layout import BLOCK
+from onecopy.runtime.seams import Clock, Disk
+from onecopy.runtime.store import (
+    ROOT,
+    Conversation,
+    Found,
+    ReadOnly,
+    RowsOnDisk,
+    Stored,
+    anchor_key,
+    block_key,
+)
+
+from .messages.store import (
+    Condemn,
+    DropConversation,
+    ListConversations,
+    Lookup,
+    Plan,
+    Planned,
+    Put,
+    Read,
+    StoreStatistics,
+    Touch,
+)
+
+LOG = logging.getLogger("onecopy.store")
+
+HOUSEKEEPING = 5.0
+"""Seconds between looks for dead bytes, expired pins and unwritten touches."""
+REOPEN = 30.0
+"""Seconds between attempts to open a directory that could not be used."""
+SWEEP_STEP = 16 << 20
+"""Bytes moved by one sweep step: a save that comes in between waits no longer than these take."""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One change of the directory. change: runs in a thread, under the writer alone. settle: on the trio thread, after
+    the commit; gets None or what went wrong."""
+
+    change: Callable[[RowsOnDisk], object]
+    settle: Callable[[OSError | None], object] = lambda error: None
+    error: OSError | None = None
+
+
+class RowsStore(Actor):
+    """open: opens the engine, or raises StoreUnusable. strict: then the actor does not start either; otherwise it runs
+    without a directory, says so, and tries again."""
+
+    def __init__(self, open: Callable[[], RowsOnDisk], disk: Disk, clock: Clock, *, strict: bool = True) -> None:
+        super().__init__("rows store", work_size=4096)
+        self._open = open
+        self._disk = disk
+        self._clock = clock
+        self._strict = strict
+        self._engine: RowsOnDisk | None = None
+        self._why_not: str | None = None
+        self._jobs: deque[Job] = deque()
+        self._work = trio.Event()
+        self._pins: list[tuple[float, tuple[bytes, ...]]] = []
+        self._nursery: trio.Nursery
+
+    async def start(self) -> None:
+        try:
+            await self._try_open()
+        except StoreUnusable as error:
+            if self._strict:
+                raise
+            LOG.error("%s Answers go on; nothing is kept on disk.", error)
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            nursery.start_soon(self._write)
+            nursery.start_soon(self._keep_house)
+            await super().run()
+
+    async def stopping(self) -> None:
+        """Writes what was accepted, then lets go of the directory."""
+        if self._engine is None:
+            return
+        while self._jobs:
+            await self._do(self._engine)
+        try:
+            await self._disk.in_thread(self._engine.close)
+        except OSError as error:
+            LOG.warning("the rows store could not be closed cleanly: %s", error)
+
+    # -- questions
+
+    @handles(Lookup)
+    def lookup(self, ask: Lookup, reply: Reply[Found]) -> None:
+        if self._engine is None:
+            reply.set(Found((), ()))
+            return
+        found = self._engine.find(ask.tokens, ask.salt)
+        if ask.pin:
+            self._pin(self._engine, (*found.keys[-1:], *(key for _, key in found.anchors)), ask.pin)
+        reply.set(found)
+
+    @handles(Plan)
+    def plan(self, ask: Plan, reply: Reply[Planned]) -> None:
+        engine = self._writable()
+        keys = list(ask.known[: len(ask.tokens) // BLOCK])
+        for i in range(len(keys), len(ask.tokens) // BLOCK):
+            above = keys[-1] if keys else ROOT
+            keys.append(block_key(above, ask.tokens[i * BLOCK : (i + 1) * BLOCK], engine.fingerprint, ask.salt))
+        anchor = self._planned_anchor(engine, ask, keys[-1] if keys else ROOT)
+        places = [engine.locate(key) for key in keys]
+        missing = tuple(i for i, place in enumerate(places) if place is None)
+        reply.set(Planned(tuple(keys), missing, anchor, sum(p.length for p in places if p is not None)))
+
+    def _planned_anchor(self, engine: RowsOnDisk, ask: Plan, parent: bytes) -> bytes | None:
+        if not ask.anchor:
+            return None
+        tail = ask.tokens[len(ask.tokens) // BLOCK * BLOCK :]
+        key = anchor_key(parent, tail, engine.fingerprint, ask.salt)
+        return key if engine.locate(key) is None else None
+
+    @handles(Read)
+    def read(self, ask: Read, reply: Reply[Stored | None]) -> None:
+        if self._engine is None:
+            reply.set(None)
+        else:
+            self._nursery.start_soon(self._read, self._engine, ask.key, reply)
+
+    async def _read(self, engine: RowsOnDisk, key: bytes, reply: Reply[Stored | None]) -> None:
+        entry = engine.locate(key)
+        stored = None
+        try:
+            stored = await self._disk.in_thread(engine.load, entry) if entry is not None else None
+        except (OSError, ValueError) as error:
+            failure = error
+            self._enqueue(Job(lambda engine: engine.failed(key, failure)))
+        if stored is not None:
+            engine.loaded(stored)
+        reply.set(stored)
+
+    @handles(ListConversations)
+    def list_conversations(self, _: ListConversations, reply: Reply[tuple[Conversation, ...]]) -> None:
+        found = list[Conversation]()
+        self._ask_writer(lambda engine: found.extend(engine.conversations()), reply, lambda: tuple(found))
+
+    @handles(StoreStatistics)
+    def store_statistics(self, _: StoreStatistics, reply: Reply[dict[str, Any]]) -> None:
+        reply.set(self.statistics())
+
+    def statistics(self) -> dict[str, Any]:
+        """The engine's counters beside the actor's; persisting: rows written now would be kept; why_not: a sentence."""
+        engine = self._engine.statistics() if self._engine is not None else {}
+        own = {"persisting": self._why_not is None, "why_not": self._why_not, "waiting": len(self._jobs)}
+        return {**super().statistics(), **own, **engine}
+
+    # -- changes
+
+    @handles(Put)
+    def put(self, ask: Put, reply: Reply[int]) -> None:
+        self._writable()
+        sizes = list[int]()
+
+        def write(engine: RowsOnDisk) -> None:
+            sizes.extend(engine.append(record) for record in ask.records)
+
+        self._ask_writer(write, reply, lambda: sum(sizes))
+
+    @handles(Touch)
+    def touch(self, message: Touch) -> None:
+        self._enqueue(Job(lambda engine: engine.touch(message.keys)))
+
+    @handles(Condemn)
+    def condemn(self, message: Condemn) -> None:
+        LOG.warning("%d stored records are given up: %s", len(message.keys), message.why)
+        self._enqueue(Job(lambda engine: engine.drop(message.keys)))
+
+    @handles(DropConversation)
+    def drop_conversation(self, ask: DropConversation, reply: Reply[int]) -> None:
+        self._writable()
+        dropped = list[int]()
+        self._ask_writer(lambda engine: dropped.append(engine.drop_conversation(ask.tip)), reply, lambda: dropped[0])
+
+    # -- the writer
+
+    async def _write(self) -> None:
+        while True:
+            await self._work.wait()
+            self._work = trio.Event()
+            while self._jobs and self._engine is not None:
+                await self._do(self._engine)
+
+    async def _do(self, engine: RowsOnDisk) -> None:
+        """Runs the jobs that wait now, commits once, and settles them. Jobs stay queued until they are settled."""
+        batch = list(self._jobs)
+        for job in batch:
+            job.error = await self._attempt(job.change, engine)
+        failed = await self._attempt(lambda engine: engine.commit(), engine)
+        for job in batch:
+            self._jobs.popleft()
+            job.settle(job.error or failed)
+        self._note(failed or next((job.error for job in batch if job.error), None), engine)
+
+    async def _attempt(self, change: Callable[[RowsOnDisk], object], engine: RowsOnDisk) -> OSError | None:
+        try:
+            await self._disk.in_thread(change, engine)
+        except OSError as error:
+            return error
+        return None
+
+    def _ask_writer(self, change: Callable[[RowsOnDisk], object], reply: Reply[Any], answer: Callable[[], Any]) -> None:
+        def settle(error: OSError | None) -> None:
+            if error is not None:
+                reply.fail(not_persisting(error))
+            else:
+                reply.set(answer())
+
+        self._enqueue(Job(change, settle))
+
+    def _enqueue(self, job: Job) -> None:
+        if self._engine is None:
+            job.settle(StoreClosed())
+            return
+        self._jobs.append(job)
+        self._work.set()
+
+    def _note(self, error: OSError | None, engine: RowsOnDisk) -> None:
+        if error is not None:
+            self._why_not = str(error)
+        elif not engine.read_only:
+            self._why_not = None
+
+    # -- house
+
+    async def _keep_house(self) -> None:
+        while True:
+            await self._clock.sleep(HOUSEKEEPING if self._engine is not None else REOPEN)
+            if self._engine is None:
+                await self._reopen()
+            elif not self._engine.read_only:
+                self._unpin_expired(self._engine)
+                self._sweep()
+
+    async def _reopen(self) -> None:
+        try:
+            await self._try_open()
+        except StoreUnusable as error:
+            self._why_not = str(error)
+        else:
+            LOG.warning("rows are kept on disk again")
+
+    async def _try_open(self) -> None:
+        try:
+            self._engine = await self._disk.in_thread(self._open)
+        except StoreUnusable as error:
+            self._why_not = str(error)
+            raise
+        self._why_not = str(ReadOnly()) if self._engine.read_only else None
+
+    def _sweep(self) -> None:
+        """One small step, and the next one behind whatever waits by then."""
+        more = list[bool]()
+
+        def settle(error: OSError | None) -> None:
+            if error is None and more[0]:
+                self._sweep()
+
+        self._enqueue(Job(lambda engine: more.append(engine.sweep_step(SWEEP_STEP).more), settle))
+
+    def _pin(self, engine: RowsOnDisk, keys: Sequence[bytes], seconds: float) -> None:
+        pinned = tuple(keys)
+        engine.pin(pinned)
+        self._pins.append((self._clock.now() + seconds, pinned))
+
+    def _unpin_expired(self, engine: RowsOnDisk) -> None:
+        now = self._clock.now()
+        for _, keys in (pin for pin in self._pins if pin[0] <= now):
+            engine.unpin(keys)
+        self._pins = [pin for pin in self._pins if pin[0] > now]
+
+    def _writable(self) -> RowsOnDisk:
+        if self._engine is None or self._engine.read_only:
+            raise NotPersisting(f"Rows are not kept on disk: {self._why_not}", lasting=True)
+        return self._engine
+
+
+class StoreClosed(OSError):
+    """There is no directory now."""
+
+    def __init__(self) -> None:
+        super().__init__("the rows store is not open")
+
+
+def not_persisting(error: OSError) -> OnecopyError:
+    """The answer for a write that failed."""
+    lasting = isinstance(error, ReadOnly | StoreClosed) or getattr(error, "lasting", False)
+    return NotPersisting(f"Rows could not be written to disk: {error}", lasting=lasting)
+
+
+def rows_store_factory(open: Callable[[], RowsOnDisk], disk: Disk, clock: Clock) -> Callable[[], RowsStore]:
+    """Makes the actor for a supervisor: a directory that cannot be used is an error at the first start only."""
+    first = [True]
+
+    def make() -> RowsStore:
+        strict, first[0] = first[0], False
+        return RowsStore(open, disk, clock, strict=strict)
+
+    return make

@@ -1,0 +1,291 @@
+"""The system: opens the device, the model and the actors in order, and is the `Service` that the doors use."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from itertools import count
+from typing import Any
+
+import trio
+from onecopy.runtime import blas
+from onecopy.runtime.core import Child, Supervisor
+from onecopy.runtime.decode import Limits
+from onecopy.runtime.device import DeviceThread
+from onecopy.runtime.engine import Engine
+from onecopy.runtime.errors import BadRequest, ContextLengthExceeded, StartupError, Unsupported
+from onecopy.runtime.models import Loaded, load
+from onecopy.runtime.rows.ledger import Ledger
+from onecopy.runtime.seams.clock import Clock, RealClock
+from onecopy.runtime.seams.machine import Machine, RealMachine
+from onecopy.runtime.seams.rng import RealRng, Rng, SeededRng
+from onecopy.runtime.text import ChatFormat
+from onecopy.runtime.text.grammar import Grammars, Matcher
+from onecopy.runtime.text.reader import Reader
+from onecopy.runtime.turn import Piece, TurnSpec
+
+from .bank import Bank
+from .lane import Lane
+from .messages.bank import BankStatistics, Find, Forget, Fork, Kept, ListKept, Pin
+from .messages.lane import LaneStatistics
+from .outbox import Outbox
+from .service import Health, ModelCard, Options, SessionInfo
+from .session import Session, Work
+
+LOG = logging.getLogger("onecopy.system")
+
+MEMORY_SHARE = 0.6
+"""Share of the machine's memory used when no `--memory` is given: the rest is for the system and the user's tools."""
+
+WORKSPACE = 256 << 20
+"""Bytes kept free beside weights and rows for what a round computes: scores, activations and logits of a chunk."""
+
+LEAST_ROWS = 64 << 20
+"""Bytes of rows below which serving makes no sense: a start with less is refused with the numbers."""
+
+
+class System:
+    """A running system. Made by `System.open`; every method is called from the trio thread that opened it."""
+
+    def __init__(
+        self,
+        options: Options,
+        loaded: Loaded,
+        engine: Engine,
+        device: DeviceThread,
+        clock: Clock,
+        rng: Rng,
+        budget: int,
+    ) -> None:
+        self._loaded = loaded
+        self._engine = engine
+        self._device = device
+        self._clock = clock
+        self._rng = rng
+        self._numbers = count(1)
+        self._grammars: Grammars | None = None
+        self._context = options.context or loaded.context
+        limits = Limits(decode_share=options.decode_share, batch=max(1, options.parallel))
+        self._supervisor = Supervisor(
+            [
+                Child("bank", lambda: self._bank(budget), stop_timeout=options.drain),
+                Child("lane", lambda: self._lane(limits), max_restarts=1),
+            ],
+            on_event=_log_event,
+        )
+        self.card = self._make_card(options)
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, options: Options, *, clock: Clock | None = None, rng: Rng | None = None, machine: Machine | None = None
+    ) -> AsyncIterator[System]:
+        """Loads the model and runs the actors around the block.
+
+        StartupError when the model cannot be loaded or leaves no memory for rows. Leaving the block stops in reverse
+        order and waits for running rounds.
+        """
+        clock = clock or RealClock()
+        rng = rng or (RealRng() if options.seed is None else SeededRng(options.seed))
+        machine = machine or RealMachine()
+        with DeviceThread() as device:
+            loaded, engine = await device.run(_load, options, clock)
+            budget = rows_budget(options, machine)
+            system = cls(options, loaded, engine, device, clock, rng, budget)
+            async with system._supervisor:
+                yield system
+
+    def _bank(self, budget: int) -> Bank:
+        return Bank(Ledger(self._engine.layout, budget), self._device, self._engine.pool.apply, self._clock)
+
+    def _lane(self, limits: Limits) -> Lane:
+        bank = self._supervisor.ref("bank")
+        return Lane(self._engine, self._device, bank, self._clock, self._loaded.eos, limits)
+
+    def _make_card(self, options: Options) -> ModelCard:
+        tokenizer = self._loaded.tokenizer
+        chat = None
+        if tokenizer is not None and self._loaded.template is not None:
+            chat = ChatFormat(tokenizer, self._loaded.template, wall=self._clock.wall)
+        exactness, reasons = self._engine.exactness
+        return ModelCard(
+            id=options.name or self._loaded.id,
+            created=int(self._clock.wall()),
+            context=self._context,
+            vocab_size=int(self._loaded.config.get("vocab_size", 0)),
+            eos_ids=tuple(sorted(self._loaded.eos)),
+            tokenizer=tokenizer,
+            chat=chat,
+            exactness=exactness,
+            features={
+                "digest": self._loaded.digest,
+                "dtype": self._loaded.dtype,
+                "row_bytes": self._engine.layout.row_bytes,
+                "exactness_reasons": list(reasons),
+            },
+        )
+
+    @property
+    def clock(self) -> Clock:
+        return self._clock
+
+    def seed64(self) -> int:
+        return self._rng.seed64()
+
+    def new_id(self, prefix: str) -> str:
+        return prefix + self._rng.token(12)
+
+    # --- turns
+
+    @asynccontextmanager
+    async def turn(self, spec: TurnSpec) -> AsyncIterator[AsyncIterator[Piece]]:
+        """Runs one turn in a session of its own. Leaving the block cancels it within one round."""
+        self._check(spec)
+        outbox = Outbox()
+        number = next(self._numbers)
+        work = Work(
+            number,
+            self.new_id("s_"),
+            spec,
+            self._reader(spec),
+            self._matcher(spec),
+            self._spell,
+            self.card.exactness,
+        )
+        bank, lane = self._supervisor.ref("bank"), self._supervisor.ref("lane")
+        name = f"session {number}"
+        session = Session(work, bank, lane, self._clock, outbox)
+        await self._supervisor.spawn(Child(name, lambda: session, restart="temporary"))
+        pieces = outbox.pieces()
+        try:
+            yield pieces
+        finally:
+            with trio.CancelScope(shield=True):
+                session.kill()
+                await self._supervisor.stop(name)
+                outbox.close()
+
+    def _check(self, spec: TurnSpec) -> None:
+        if not spec.tokens:
+            raise BadRequest("The prompt is empty.", param="messages")
+        if len(spec.tokens) >= self._context:
+            raise ContextLengthExceeded(len(spec.tokens), self._context)
+        if spec.max_new < 1 or len(spec.tokens) + spec.max_new > self._context:
+            raise BadRequest(
+                f"max_tokens must lie between 1 and {self._context - len(spec.tokens)}.", param="max_tokens"
+            )
+        bad = next((t for t in spec.tokens if not 0 <= t < self.card.vocab_size), None)
+        if bad is not None:
+            raise BadRequest(f"Token id {bad} is not in the vocabulary of {self.card.vocab_size}.", param="prompt")
+
+    def _reader(self, spec: TurnSpec) -> Reader | None:
+        if self.card.tokenizer is None:
+            return None
+        chat = self.card.chat
+        return Reader(
+            self.card.tokenizer,
+            spec.format,
+            tags=chat.tags if chat else None,
+            tools=chat.tool_format if chat and spec.format.tools else None,
+            new_id=lambda: self.new_id("call_"),
+        )
+
+    def _matcher(self, spec: TurnSpec) -> Matcher | None:
+        if spec.grammar is None:
+            return None
+        if self.card.tokenizer is None:
+            raise Unsupported("This model has no tokenizer, so replies cannot be constrained.", param="response_format")
+        if self._grammars is None:
+            self._grammars = Grammars(self.card.tokenizer, self.card.vocab_size)
+        tags = self.card.chat.tags if self.card.chat and spec.format.opened else None
+        return self._grammars.matcher(spec.grammar, tags)
+
+    def _spell(self, token: int) -> bytes:
+        return self.card.tokenizer.token_bytes(token) if self.card.tokenizer is not None else b""
+
+    # --- sessions
+
+    async def sessions(self) -> Sequence[SessionInfo]:
+        return [self._info(k) for k in await self._supervisor.ref("bank").ask(ListKept())]
+
+    async def session(self, id: str) -> SessionInfo:
+        return self._info(await self._supervisor.ref("bank").ask(Find(id)))
+
+    async def pin(self, id: str, on: bool = True) -> SessionInfo:
+        return self._info(await self._supervisor.ref("bank").ask(Pin(id, on)))
+
+    async def park(self, id: str) -> SessionInfo:
+        raise Unsupported("This server keeps no rows on disk, so there is nowhere to park a session.")
+
+    async def fork(self, id: str, at: int | None = None) -> SessionInfo:
+        return self._info(await self._supervisor.ref("bank").ask(Fork(id, at, self.new_id("s_"))))
+
+    async def export(self, id: str) -> bytes:
+        raise Unsupported("This server keeps no rows on disk, so a session cannot be exported.")
+
+    async def import_(self, data: bytes, salt: bytes = b"") -> SessionInfo:
+        raise Unsupported("This server keeps no rows on disk, so a session cannot be imported.")
+
+    async def drop(self, id: str) -> None:
+        await self._supervisor.ref("bank").ask(Forget(id))
+
+    async def cancel(self, id: str) -> bool:
+        return False
+
+    def _info(self, kept: Kept) -> SessionInfo:
+        return SessionInfo(
+            kept.id,
+            "running" if kept.running else "idle",
+            kept.tokens,
+            kept.owned,
+            self._clock.wall() - (self._clock.now() - kept.used),
+            pinned=kept.pinned,
+            hint=kept.hint,
+            salt=kept.salt,
+            details={"segments": kept.depth},
+        )
+
+    # --- numbers
+
+    async def health(self) -> Health:
+        reasons = [f"{name} is down" for name in ("bank", "lane") if not self._supervisor.ref(name).alive]
+        details = {"exactness": self.card.exactness, "reasons": self.card.features["exactness_reasons"]}
+        return Health("degraded" if reasons else "ok", tuple(reasons), details)
+
+    async def metrics(self) -> Mapping[str, Any]:
+        return {
+            "bank": await self._supervisor.ref("bank").ask(BankStatistics()),
+            "lane": await self._supervisor.ref("lane").ask(LaneStatistics()),
+            "device": self._device.statistics(),
+        }
+
+
+def _load(options: Options, clock: Clock) -> tuple[Loaded, Engine]:
+    """On the device thread: fast BLAS first, then the weights, then the self-check of this machine's arithmetic."""
+    blas.install()
+    loaded = load(options.model, dtype=options.dtype)
+    context = options.context or loaded.context
+    if not 0 < context <= loaded.context:
+        raise StartupError(f"--context {context} is not within the model's context of {loaded.context} tokens.")
+    return loaded, Engine.open(loaded, context=context, stopwatch=clock.now)
+
+
+def rows_budget(options: Options, machine: Machine) -> int:
+    """Bytes for rows: the memory this process may use, less what it uses with the weights loaded and a workspace.
+
+    StartupError with the numbers when that leaves too little.
+    """
+    memory = options.memory or int(machine.total() * MEMORY_SHARE)
+    taken = machine.footprint() + WORKSPACE
+    if memory - taken < LEAST_ROWS:
+        raise StartupError(
+            f"{memory} bytes of memory leave no room for conversations: the loaded model and its workspace take "
+            f"{taken}. Give at least --memory {taken + LEAST_ROWS}."
+        )
+    return memory - taken
+
+
+def _log_event(kind: str, name: str, detail: object) -> None:
+    level = logging.ERROR if kind in ("crashed", "escalated") else logging.DEBUG
+    LOG.log(level, "%s %s %s", name, kind, detail if detail is not None else "")
