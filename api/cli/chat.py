@@ -6,8 +6,8 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -52,11 +52,12 @@ def add_chat_command(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    trio.run(_chat, args)
+    trio.run(talk, args)
     return 0
 
 
-async def _chat(args: argparse.Namespace) -> None:
+async def talk(args: argparse.Namespace) -> None:
+    """Read lines and show replies until the input ends."""
     async with _partner(args) as partner:
         say(HELP)
         opening: list[Message] = [{"role": "system", "content": args.system}] if args.system else []
@@ -121,36 +122,38 @@ class Remote:
 
 
 async def _turn(partner: Partner, messages: list[Message], line: str) -> None:
-    """One exchange; a reply that fails or is cut off leaves the conversation as it was, or with what was said."""
+    """One exchange. A reply that fails leaves the conversation as it was; one that is cut off keeps what was said."""
     asked = [*messages, {"role": "user", "content": line}]
     parts: list[str] = []
-    try:
-        with trio.CancelScope() as scope, _interruptible(scope):
-            await _listen(partner, asked, parts)
-    except OnecopyError as error:
-        say(f"onecopy: {error.message}")
-        return
+    failure: OnecopyError | None = None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_interrupt, nursery.cancel_scope)
+        failure = await _listen(partner, asked, parts)
+        nursery.cancel_scope.cancel()
     print()
-    messages[:] = [*asked, {"role": "assistant", "content": "".join(parts)}]
+    if failure:
+        say(f"onecopy: {failure.message}")
+    else:
+        messages[:] = [*asked, {"role": "assistant", "content": "".join(parts)}]
 
 
-async def _listen(partner: Partner, asked: list[Message], parts: list[str]) -> None:
-    """Show a reply and add its text to `parts`."""
-    async with partner.reply(asked) as saying:
-        async for said in saying:
-            _show(said)
-            if said.kind == "text":
-                parts.append(said.text)
-
-
-@contextmanager
-def _interruptible(scope: trio.CancelScope) -> Iterator[None]:
-    """Ctrl-C inside the block cancels `scope` only."""
-    before = signal.signal(signal.SIGINT, lambda *_: scope.cancel())
+async def _listen(partner: Partner, asked: list[Message], parts: list[str]) -> OnecopyError | None:
+    """Show a reply and add its text to `parts`; its error, if it failed."""
     try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+        async with partner.reply(asked) as saying:
+            async for said in saying:
+                _show(said)
+                parts += [said.text] if said.kind == "text" else []
+    except OnecopyError as error:
+        return error
+    return None
+
+
+async def _interrupt(scope: trio.CancelScope) -> None:
+    """Ctrl-C ends the reply only."""
+    with trio.open_signal_receiver(signal.SIGINT) as signals:
+        async for _ in signals:
+            scope.cancel()
 
 
 async def _ask() -> str | None:
@@ -183,18 +186,21 @@ def _said(piece: object) -> Said | None:
 
 
 async def _heard(response: httpx.Response) -> AsyncIterator[Said]:
-    """A server's events as what was said."""
+    """A server's events as what was said. An error is raised once the stream has been read to its end."""
+    failure: str | None = None
     async for line in response.aiter_lines():
         if not line.startswith("data: ") or line == "data: [DONE]":
             continue
         event = msgspec.json.decode(line[6:])
         if "error" in event:
-            raise OnecopyError(event["error"]["message"])
-        for choice in event["choices"]:
+            failure = event["error"]["message"]
+        for choice in event.get("choices", ()):
             if thought := choice["delta"].get("reasoning_content"):
                 yield Said("note", thought)
             if text := choice["delta"].get("content"):
                 yield Said("text", text)
+    if failure is not None:
+        raise OnecopyError(failure)
 
 
 def _problem(body: bytes, status: int) -> str:

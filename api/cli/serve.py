@@ -72,19 +72,20 @@ def open_system(options: SystemOptions) -> AbstractAsyncContextManager[Service]:
 async def _serve(args: argparse.Namespace) -> None:
     """The socket first, so that a taken port costs no loading; the doors close while the system drains."""
     options = door_options(args)
-    listener = listen(args.host, args.port)
-    stop, served = trio.Event(), trio.Event()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(on_signals, stop.set, _give_up)
-        async with AsyncExitStack() as stack:
-            with busy(f"loading {args.model}"):
-                service = await stack.enter_async_context(open_system(system_options(args)))
-            await nursery.start(_doors, service, options, listener, stop, served)
-            say(f"onecopy serves {service.card.id} on {url_of(listener)}")
-            await stop.wait()
-        await _settled(served)
-        nursery.cancel_scope.cancel()
+    if not options.loopback and not options.keys and not options.key_file:
+        log.warning("anyone who reaches %s can use this server; --api-key asks for a key", args.host)
+    with listen(args.host, args.port) as listener:
+        async with trio.open_nursery() as nursery:
+            stop, served = trio.Event(), trio.Event()
+            nursery.start_soon(on_signals, stop.set, _give_up)
+            async with AsyncExitStack() as stack:
+                with busy(f"loading {args.model}"):
+                    service = await stack.enter_async_context(open_system(system_options(args)))
+                await nursery.start(_doors, service, options, listener, stop, served)
+                say(f"onecopy serves {service.card.id} on {url_of(listener)}")
+                await stop.wait()
+            await _settled(served)
+            nursery.cancel_scope.cancel()
 
 
 async def _doors(

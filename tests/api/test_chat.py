@@ -147,26 +147,9 @@ async def test_f5_a_reply_cut_inside_thinking_is_all_thinking() -> None:
 
 
 OPTIONAL = [
-    "temperature",
-    "top_p",
-    "max_tokens",
-    "max_completion_tokens",
-    "stop",
-    "seed",
-    "tools",
-    "tool_choice",
-    "response_format",
-    "stream_options",
-    "logprobs",
-    "top_logprobs",
-    "n",
-    "user",
-    "model",
-    "stream",
-    "logit_bias",
-    "parallel_tool_calls",
-    "priority",
-    "draft",
+    *["temperature", "top_p", "max_tokens", "max_completion_tokens", "stop", "seed", "tools", "tool_choice"],
+    *["response_format", "stream_options", "logprobs", "top_logprobs", "n", "user", "model", "stream"],
+    *["logit_bias", "parallel_tool_calls", "priority", "draft"],
 ]
 
 
