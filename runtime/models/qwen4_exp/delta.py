@@ -11,7 +11,7 @@ import mlx.nn as nn
 
 from .cache import RecurrentRows, StateSpec, Steps, Window
 from .config import Config
-from .layers import GATES, Taps, silu
+from .layers import GATES, Taps, rms, silu
 
 
 class DeltaNet(nn.Module):
@@ -70,7 +70,7 @@ class GatedNorm(nn.Module):
 
     def __call__(self, out: mx.array, z: mx.array) -> mx.array:
         """out, z [B, W, Hv, Dv] -> the same shape, f32."""
-        return mx.fast.rms_norm(out, self.weight, self._eps) * self._act(z.astype(mx.float32))
+        return rms(out, self.weight, self._eps) * self._act(z.astype(mx.float32))
 
 
 def _recur(state: mx.array, rows: tuple[mx.array, ...], trail: bool) -> tuple[mx.array, Steps]:

@@ -6,7 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from .config import Config
-from .layers import Norm, silu
+from .layers import Norm, silu, wide
 
 
 class Mixer(nn.Module):
@@ -26,8 +26,8 @@ class Mixer(nn.Module):
 
     def _mix(self, normed: mx.array) -> mx.array:
         low = silu(self.input_mix_weight_down(normed) / self._count)
-        gated = mx.sigmoid(self.input_mix_weight_up(low)) * normed
-        return mx.unflatten(gated, -1, (self._count, -1)).mean(axis=-2)
+        gated = mx.sigmoid(wide(self.input_mix_weight_up(low))) * wide(normed)
+        return mx.unflatten(gated, -1, (self._count, -1)).mean(axis=-2).astype(normed.dtype)
 
 
 class Connection(Mixer):

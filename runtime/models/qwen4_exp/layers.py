@@ -21,6 +21,21 @@ def silu(x: mx.array) -> mx.array:
 GATES: dict[str, Callable[[mx.array], mx.array]] = {"silu": silu, "sigmoid": mx.sigmoid}
 
 
+def wide(x: mx.array) -> mx.array:
+    """x in f64 on a CPU, in f32 elsewhere: for cheap sums whose rounding the layers after them magnify.
+
+    CPU f32 sums run strictly in order, and this model divides short vectors by their own size.
+    """
+    return x.astype(mx.float64 if mx.default_device().type == mx.DeviceType.cpu else mx.float32)
+
+
+def rms(x: mx.array, weight: mx.array, eps: float) -> mx.array:
+    """x / RMS(x) · weight over the last axis, f32; weight broadcasts."""
+    x = wide(x)
+    normed = x * mx.rsqrt((x * x).mean(axis=-1, keepdims=True) + eps)
+    return (normed * weight).astype(mx.float32)
+
+
 class Norm(nn.Module):
     """RMS norm in f32 over the last axis, or over groups of it. `weight` holds the factor itself (1 + w)."""
 
@@ -31,11 +46,9 @@ class Norm(nn.Module):
 
     def __call__(self, x: mx.array) -> mx.array:
         """x [..., size] -> the same shape and dtype."""
-        if self._groups == 1:
-            return mx.fast.rms_norm(x.astype(mx.float32), self.weight, self._eps).astype(x.dtype)
-        grouped = mx.unflatten(x.astype(mx.float32), -1, (self._groups, -1))
-        normed = mx.fast.rms_norm(grouped, None, self._eps).flatten(-2)
-        return (normed * self.weight).astype(x.dtype)
+        grouped = (self._groups, x.shape[-1] // self._groups)
+        normed = rms(mx.unflatten(x, -1, grouped), self.weight.reshape(grouped), self._eps)
+        return normed.flatten(-2).astype(x.dtype)
 
 
 class Taps(nn.Module):
@@ -52,14 +65,11 @@ class Taps(nn.Module):
         return (int(self.weight.shape[0]) - 1) * self._dilation
 
     def __call__(self, rows: mx.array) -> mx.array:
-        """rows [B, keep + W, C], old rows first -> [B, W, C]."""
-        width = rows.shape[1] - self.keep
+        """rows [B, keep + W, C], old rows first -> [B, W, C] in f32."""
+        rows, width = wide(rows), rows.shape[1] - self.keep
         taps = range(self.weight.shape[0])
         parts = [rows[:, j * self._dilation : j * self._dilation + width] * self.weight[j] for j in taps]
-        total = parts[0]
-        for part in parts[1:]:
-            total = total + part
-        return total
+        return total(parts).astype(mx.float32)
 
 
 @dataclass(frozen=True)
