@@ -73,6 +73,7 @@ class RowsStore(Actor):
         self._strict = strict
         self._engine: RowsOnDisk | None = None
         self._why_not: str | None = None
+        self._closing = False
         self._jobs: deque[Job] = deque()
         self._work = trio.Event()
         self._pins: list[tuple[float, tuple[bytes, ...]]] = []
@@ -97,6 +98,7 @@ class RowsStore(Actor):
         """Writes what was accepted, then lets go of the directory."""
         if self._engine is None:
             return
+        self._closing = True
         while self._jobs:
             await self._do(self._engine)
         try:
@@ -123,17 +125,15 @@ class RowsStore(Actor):
         for i in range(len(keys), len(ask.tokens) // BLOCK):
             above = keys[-1] if keys else ROOT
             keys.append(block_key(above, ask.tokens[i * BLOCK : (i + 1) * BLOCK], engine.fingerprint, ask.salt))
-        anchor = self._planned_anchor(engine, ask, keys[-1] if keys else ROOT)
         places = [engine.locate(key) for key in keys]
         missing = tuple(i for i, place in enumerate(places) if place is None)
-        reply.set(Planned(tuple(keys), missing, anchor, sum(p.length for p in places if p is not None)))
-
-    def _planned_anchor(self, engine: RowsOnDisk, ask: Plan, parent: bytes) -> bytes | None:
-        if not ask.anchor:
-            return None
-        tail = ask.tokens[len(ask.tokens) // BLOCK * BLOCK :]
-        key = anchor_key(parent, tail, engine.fingerprint, ask.salt)
-        return key if engine.locate(key) is None else None
+        anchor = None
+        if ask.anchor:
+            tail = ask.tokens[len(keys) * BLOCK :]
+            anchor = anchor_key(keys[-1] if keys else ROOT, tail, engine.fingerprint, ask.salt)
+            places.append(engine.locate(anchor))
+        wanted = anchor if places and places[-1] is None else None
+        reply.set(Planned(tuple(keys), missing, wanted, sum(place.size for place in places if place is not None)))
 
     @handles(Read)
     def read(self, ask: Read, reply: Reply[Stored | None]) -> None:
@@ -173,13 +173,18 @@ class RowsStore(Actor):
 
     @handles(Put)
     def put(self, ask: Put, reply: Reply[int]) -> None:
-        self._writable()
+        engine = self._writable()
         sizes = list[int]()
 
         def write(engine: RowsOnDisk) -> None:
             sizes.extend(engine.append(record) for record in ask.records)
 
-        self._ask_writer(write, reply, lambda: sum(sizes))
+        def settle(error: OSError | None) -> None:
+            # A later job's failed write can take this one's records along: only the index knows.
+            lost = error is None and any(engine.locate(record.key) is None for record in ask.records)
+            self._answer_write(reply, OSError("another write failed") if lost else error, lambda: sum(sizes))
+
+        self._enqueue(Job(write, settle))
 
     @handles(Touch)
     def touch(self, message: Touch) -> None:
@@ -224,13 +229,13 @@ class RowsStore(Actor):
         return None
 
     def _ask_writer(self, change: Callable[[RowsOnDisk], object], reply: Reply[Any], answer: Callable[[], Any]) -> None:
-        def settle(error: OSError | None) -> None:
-            if error is not None:
-                reply.fail(not_persisting(error))
-            else:
-                reply.set(answer())
+        self._enqueue(Job(change, lambda error: self._answer_write(reply, error, answer)))
 
-        self._enqueue(Job(change, settle))
+    def _answer_write(self, reply: Reply[Any], error: OSError | None, answer: Callable[[], Any]) -> None:
+        if error is not None:
+            reply.fail(not_persisting(error))
+        else:
+            reply.set(answer())
 
     def _enqueue(self, job: Job) -> None:
         if self._engine is None:
@@ -277,7 +282,7 @@ class RowsStore(Actor):
         more = list[bool]()
 
         def settle(error: OSError | None) -> None:
-            if error is None and more[0]:
+            if error is None and more[0] and not self._closing:
                 self._sweep()
 
         self._enqueue(Job(lambda engine: more.append(engine.sweep_step(SWEEP_STEP).more), settle))

@@ -33,6 +33,11 @@ class Entry:
     def at(self) -> int:
         return self.start + self.rows
 
+    @property
+    def size(self) -> int:
+        """Bytes it takes in its pack."""
+        return padded(self.length)
+
     def op(self) -> log.Add:
         return log.Add(
             self.key,
@@ -142,7 +147,7 @@ class Index:
 
     def _count(self, entry: Entry, n: int) -> None:
         _bump(self.children, entry.parent, n)
-        _bump(self.live, entry.pack, n * padded(entry.length))
+        _bump(self.live, entry.pack, n * entry.size)
         _bump(self.records, entry.pack, n)
         if entry.kind is Kind.ANCHOR:
             self.anchors += n

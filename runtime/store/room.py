@@ -14,7 +14,7 @@ from ..seams import Disk
 from . import manifest as log
 from .index import Entry
 from .packs import START
-from .record import BadRecord, OtherVersion, padded
+from .record import BadRecord, OtherVersion
 from .shelf import Shelf
 
 MOST_PACK = 1 << 30
@@ -158,7 +158,7 @@ class Room:
             if size >= n:
                 break
             keys.append(entry.key)
-            size += padded(entry.length)
+            size += entry.size
         if keys:
             self._shelf.say(log.Drop(tuple(keys)))
             self._shelf.commit()

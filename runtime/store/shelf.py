@@ -11,7 +11,7 @@ from . import manifest as log
 from .index import Entry
 from .journal import Journal
 from .packs import START, Packs
-from .record import Header, decode_record, padded
+from .record import Header, decode_record
 from .recovery import Recovered, drop_lost
 
 _SHORT_LOG = 64
@@ -97,7 +97,7 @@ class Shelf:
 
     def move(self, entry: Entry) -> int:
         """Stages a copy of a record at the end of the active pack; returns its bytes. Raises BadRecord as `load`."""
-        raw = self.packs.read(entry.pack, entry.offset, padded(entry.length))
+        raw = self.packs.read(entry.pack, entry.offset, entry.size)
         header, _ = decode_record(raw)
         self.stage(header, raw, entry.used, entry.model)
         return len(raw)
@@ -162,7 +162,7 @@ class Shelf:
     def _resume_pack(self) -> None:
         """Goes on in the last pack if it has room. A pack without a named record may not even have its header."""
         last = max(self.packs.sizes, default=0)
-        ends = [e.offset + padded(e.length) for e in self.index.entries.values() if e.pack == last]
+        ends = [e.offset + e.size for e in self.index.entries.values() if e.pack == last]
         end = max(ends, default=self.pack_bytes)
         if end < self.pack_bytes and end <= self.packs.sizes[last]:
             self.packs.resume(last, end)
