@@ -62,12 +62,12 @@ class Job:
 
 
 class RowsStore(Actor):
-    """open: opens the engine, or raises StoreUnusable. strict: then the actor does not start either; otherwise it runs
+    """opener: opens the engine, or raises StoreUnusable. strict: then the actor does not start either; otherwise it runs
     without a directory, says so, and tries again."""
 
-    def __init__(self, open: Callable[[], RowsOnDisk], disk: Disk, clock: Clock, *, strict: bool = True) -> None:
+    def __init__(self, opener: Callable[[], RowsOnDisk], disk: Disk, clock: Clock, *, strict: bool = True) -> None:
         super().__init__("rows store", work_size=4096)
-        self._open = open
+        self._open = opener
         self._disk = disk
         self._clock = clock
         self._strict = strict
@@ -188,7 +188,7 @@ class RowsStore(Actor):
 
     @handles(Touch)
     def touch(self, message: Touch) -> None:
-        self._enqueue(Job(lambda engine: engine.touch(message.keys)))
+        self._enqueue(Job(lambda engine: engine.note_use(message.keys)))
 
     @handles(Condemn)
     def condemn(self, message: Condemn) -> None:
@@ -317,12 +317,12 @@ def not_persisting(error: OSError) -> OnecopyError:
     return NotPersisting(f"Rows could not be written to disk: {error}", lasting=lasting)
 
 
-def rows_store_factory(open: Callable[[], RowsOnDisk], disk: Disk, clock: Clock) -> Callable[[], RowsStore]:
+def rows_store_factory(opener: Callable[[], RowsOnDisk], disk: Disk, clock: Clock) -> Callable[[], RowsStore]:
     """Makes the actor for a supervisor: a directory that cannot be used is an error at the first start only."""
     first = [True]
 
     def make() -> RowsStore:
         strict, first[0] = first[0], False
-        return RowsStore(open, disk, clock, strict=strict)
+        return RowsStore(opener, disk, clock, strict=strict)
 
     return make

@@ -213,7 +213,7 @@ class RowsOnDisk:
             raise
         self._writes += len(keys)
 
-    def touch(self, keys: Iterable[bytes]) -> None:
+    def note_use(self, keys: Iterable[bytes]) -> None:
         """Notes that these records are in use. Written with the next commit, at most once a minute for each."""
         now = int(self._wall())
         entries = self._shelf.index.entries

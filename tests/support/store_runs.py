@@ -90,7 +90,7 @@ class StoreRun:
             self.store.sweep_step(most=self.rng.choice((1, 10_000)), dead=self.rng.choice((0.05, 0.5)))
 
     def _touch(self) -> None:
-        self.store.touch(list(self.known)[:3])
+        self.store.note_use(list(self.known)[:3])
 
     def _restart(self) -> None:
         """The process is killed and starts again; the machine stays up."""

@@ -225,9 +225,9 @@ def test_a_long_log_is_replaced_by_a_snapshot_that_says_the_same() -> None:
     records = records_of(talk(1, 512))
     store.put(records)
     for _ in range(2200):
-        store.touch([records[0].key])
+        store.note_use([records[0].key])
     store.commit()
-    store.touch([records[1].key])
+    store.note_use([records[1].key])
     store.commit()
     store.close()
     assert disk.stat(f"{PATH}/manifest").size < 2000
@@ -275,7 +275,7 @@ def test_using_a_chain_saves_it() -> None:
     now[0] += 100
     store.put(second)
     now[0] += 100
-    store.touch([r.key for r in first])
+    store.note_use([r.key for r in first])
     store.put(records_of(talk(3, 1536), width=16))
     assert store.have(r.key for r in first) == 2
     assert store.have(r.key for r in second) < 2
