@@ -7,6 +7,7 @@ instead of gathers, Python integers instead of wrapping ones. Slow, and meant to
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,13 @@ GAMMA = 0x9E3779B97F4A7C15
 
 
 class Reference:
-    """`logits(ids)` for one sequence; `selected[layer]` then holds that layer's bool mask [T, T]."""
+    """`logits(ids)` for one sequence; `selected[layer]` then holds that layer's bool mask [T, T].
 
-    def __init__(self, config: dict[str, Any], weights: Weights) -> None:
-        self.c = config
+    best: indices of the k largest of some scores; which of equal ones it takes is the published routine's business.
+    """
+
+    def __init__(self, config: dict[str, Any], weights: Weights, best: Callable[[list[float], int], list[int]]) -> None:
+        self.c, self.best = config, best
         self.w = {n.removeprefix("model."): v.astype(np.float64) for n, v in weights.items()}
         self.selected: dict[int, NDArray[np.bool_]] = {}
 
@@ -111,7 +115,7 @@ class Reference:
         for t in range(steps):
             blocks = (t + 1) // r
             scores = np.maximum(q[t] @ pooled[:blocks].T, 0).sum(axis=0) / math.sqrt(di)
-            for b in np.argsort(-scores, kind="stable")[: c["indexer_budget"] // r]:
+            for b in self.best(scores.tolist(), min(c["indexer_budget"] // r, blocks)):
                 mask[t, b * r : (b + 1) * r] = True
             mask[t, blocks * r : t + 1] = True
         return mask
