@@ -13,13 +13,14 @@ from typing import Any
 
 import trio
 from onecopy.runtime.core import Actor, Reply, handles
-from onecopy.runtime.errors import Conflict, InsufficientMemory, NotFound, Overloaded
+from onecopy.runtime.errors import Conflict, InsufficientMemory, NotFound, Overloaded, Unsupported
 from onecopy.runtime.rows.ledger import Conversation, Grant, Ledger, Shortage
 from onecopy.runtime.rows.ops import RowOp, Trim
 from onecopy.runtime.rows.segments import Lease
 from onecopy.runtime.seams.clock import Clock
 from onecopy.runtime.seams.device import Device
 
+from .keeping import Keeping
 from .messages.bank import (
     Admit,
     BankStatistics,
@@ -31,8 +32,13 @@ from .messages.bank import (
     Kept,
     LaneLost,
     ListKept,
+    LookedUp,
+    Park,
+    Parked,
     Pin,
     Release,
+    Restored,
+    Saved,
     Tokens,
 )
 from .messages.session import Waiting
@@ -51,25 +57,36 @@ class Queued:
     ask: Admit
     reply: Reply[Grant]
     since: float
+    keys: tuple[bytes, ...] = ()
 
 
 class Bank(Actor):
     """Answers turns with leases. `apply` carries out orders on the device thread; `ledger` is this actor's alone."""
 
-    def __init__(self, ledger: Ledger, device: Device, apply: Any, clock: Clock) -> None:
+    def __init__(
+        self, ledger: Ledger, device: Device, apply: Any, clock: Clock, keeping: Keeping | None = None
+    ) -> None:
         super().__init__("bank", work_size=4096)
         self._ledger = ledger
         self._device = device
         self._apply = apply
         self._clock = clock
+        self._keeping = keeping
         self._queue: deque[Queued] = deque()
         self._held_for = 0.0
         self._begun: dict[int, float] = {}
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
+            if self._keeping is not None:
+                self._keeping.begin(self.ref, nursery)
             nursery.start_soon(self._keep_house)
             await super().run()
+
+    async def stopping(self) -> None:
+        """What is not on disk yet goes there; the supervisor bounds how long that may take."""
+        if self._keeping is not None:
+            await self._keeping.flush()
 
     async def _keep_house(self) -> None:
         while True:
@@ -90,30 +107,56 @@ class Bank(Actor):
 
     @handles(Admit)
     def admit(self, ask: Admit, reply: Reply[Grant]) -> None:
-        if self._queue:
-            self._enqueue(ask, reply)
-            return
-        got = self._try(ask)
-        if isinstance(got, Grant):
-            self._give(ask, reply, got)
-        elif self._ledger.turns and got.needed <= self._ledger.budget:
-            self._enqueue(ask, reply)
+        if self._keeping is not None and self._keeping.worth_a_look(ask):
+            self._keeping.look(ask, reply)
         else:
-            reply.fail(refusal(got))
+            self._place(Queued(ask, reply, self._clock.now()))
+
+    @handles(LookedUp)
+    def looked_up(self, message: LookedUp) -> None:
+        if not message.reply.done:
+            keys = message.found.keys if message.found is not None else ()
+            self._place(Queued(message.ask, message.reply, self._clock.now(), keys))
+
+    @handles(Restored)
+    def restored(self, message: Restored) -> None:
+        assert self._keeping is not None
+        self._hand_over(message.reply, self._keeping.restored(message))
+
+    def _place(self, turn: Queued) -> None:
+        """Grants, queues or refuses."""
+        got = self._try(turn.ask) if not self._queue else None
+        if isinstance(got, Grant):
+            self._give(turn, got)
+        elif got is None or (self._something_ends() and got.needed <= self._ledger.budget):
+            self._enqueue(turn)
+        else:
+            turn.reply.fail(refusal(got))
+
+    def _something_ends(self) -> bool:
+        """Memory will become free without anybody asking: a turn runs, or a save holds rows."""
+        return bool(self._ledger.turns) or (self._keeping is not None and self._keeping.busy)
 
     def _try(self, ask: Admit) -> Grant | Shortage:
         return self._ledger.admit(ask.turn, ask.wanted, ask.conversation, self._clock.now())
 
-    def _give(self, ask: Admit, reply: Reply[Grant], grant: Grant) -> None:
+    def _give(self, turn: Queued, grant: Grant) -> None:
         self._order()
-        self._begun[ask.turn] = self._clock.now()
-        if not reply.set(grant):
-            self._end(ask.turn, 0)
+        self._begun[turn.ask.turn] = self._clock.now()
+        if self._keeping is not None and self._keeping.extends(turn.ask, grant, turn.keys):
+            self._keeping.restore(turn.ask, turn.reply, grant, turn.keys)
+        else:
+            self._hand_over(turn.reply, grant)
 
-    def _enqueue(self, ask: Admit, reply: Reply[Grant]) -> None:
+    def _hand_over(self, reply: Reply[Grant], grant: Grant) -> None:
+        if not reply.set(grant):
+            self._end(grant.lease.turn, grant.matched)
+
+    def _enqueue(self, turn: Queued) -> None:
         if len(self._queue) >= QUEUE:
-            raise Overloaded(f"{QUEUE} requests already wait for memory.", retry_after=5.0)
-        self._queue.append(Queued(ask, reply, self._clock.now()))
+            turn.reply.fail(Overloaded(f"{QUEUE} requests already wait for memory.", retry_after=5.0))
+            return
+        self._queue.append(turn)
         self._tell_positions()
 
     def _serve_queue(self) -> None:
@@ -124,11 +167,11 @@ class Bank(Actor):
             if not head.reply.done:
                 got = self._try(head.ask)
                 if isinstance(got, Shortage):
-                    if self._ledger.turns:
+                    if self._something_ends():
                         break
                     head.reply.fail(refusal(got))
                 else:
-                    self._give(head.ask, head.reply, got)
+                    self._give(head, got)
             self._queue.popleft()
         if len(self._queue) != before:
             self._tell_positions()
@@ -155,6 +198,15 @@ class Bank(Actor):
         for turn, tokens in message.written:
             if turn in self._ledger.turns:
                 self._ledger.commit(turn, tokens)
+                self._keep_rows(turn)
+
+    def _keep_rows(self, turn: int) -> None:
+        if self._keeping is not None:
+            made = self._ledger.turns[turn]
+            written = [s for s in made.leaves if s.tokens]
+            self._keeping.proven(turn)
+            if written:
+                self._keeping.after_rows(made.conversation.id, written[-1])
 
     @handles(Release)
     def release(self, message: Release) -> None:
@@ -163,13 +215,17 @@ class Bank(Actor):
     @handles(LaneLost)
     def lane_lost(self, _: LaneLost) -> None:
         for turn in list(self._ledger.turns):
-            self._end(turn, self._ledger.turns[turn].frontier)
+            keep = self._keeping.failed(turn) if self._keeping is not None else None
+            self._end(turn, self._ledger.turns[turn].frontier if keep is None else keep)
 
     def _end(self, turn: int, keep: int) -> None:
         if turn not in self._ledger.turns:
             return
         now = self._clock.now()
+        conversation = self._ledger.turns[turn].conversation
         self._ledger.release(turn, keep, now)
+        if self._keeping is not None and conversation.id in self._ledger.conversations:
+            self._keeping.save(conversation.id, conversation.tip)
         took = now - self._begun.pop(turn, now)
         self._held_for += (took - self._held_for) / 8 if self._held_for else took
         self._order()
@@ -215,6 +271,34 @@ class Bank(Actor):
         self._serve_queue()
         reply.set(None)
 
+    @handles(Saved)
+    def saved(self, message: Saved) -> None:
+        assert self._keeping is not None
+        self._keeping.saved(message)
+        self._serve_queue()
+
+    @handles(Park)
+    def park(self, ask: Park, reply: Reply[Kept]) -> None:
+        found = self._known(ask.conversation)
+        if self._kept(found).running:
+            raise Conflict(f"Session {ask.conversation} has a running turn.")
+        if self._keeping is None:
+            raise Unsupported("This server keeps no rows on disk, so there is nowhere to park a session.")
+        self._keeping.park(found, reply)
+
+    @handles(Parked)
+    def parked(self, message: Parked) -> None:
+        found = self._ledger.conversations.get(message.conversation)
+        if message.error is not None or found is None:
+            message.reply.fail(message.error or NotFound(f"Session {message.conversation} is gone."))
+        elif self._kept(found).running:
+            message.reply.fail(Conflict(f"Session {message.conversation} has a running turn."))
+        else:
+            message.reply.set(self._kept(found))
+            self._ledger.forget(message.conversation)
+            self._order()
+            self._serve_queue()
+
     def _known(self, name: str) -> Conversation:
         if name not in self._ledger.conversations:
             raise NotFound(f"There is no session {name!r}.")
@@ -242,7 +326,7 @@ class Bank(Actor):
         reply.set(self.statistics())
 
     def statistics(self) -> dict[str, Any]:
-        """bytes of rows in use and in the budget; segments, turns, conversations, queue; admissions and copies by kind."""
+        """Bytes used and in the budget; segments, turns, conversations, queue; admissions and copies by kind."""
         books = self._ledger
         return {
             **super().statistics(),

@@ -212,8 +212,9 @@ class Session(Actor):
         forked = grant.how in ("forked", "copied")
         return Receipt(
             how=grant.how,
-            rows_adopted=0 if forked else grant.matched,
-            rows_forked=grant.matched if forked else 0,
+            rows_adopted=0 if forked else grant.matched - grant.restored,
+            rows_forked=grant.matched - grant.restored if forked else 0,
+            rows_restored=grant.restored,
             rows_prefilled=len(self._spec.tokens) - grant.matched,
             diverged_at=grant.diverged,
             copied=grant.copied,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
 import trio
 from onecopy.runtime import blas
-from onecopy.runtime.core import Child, Supervisor
+from onecopy.runtime.core import Ask, Child, Supervisor
 from onecopy.runtime.decode import Limits
 from onecopy.runtime.device import DeviceThread
 from onecopy.runtime.engine import Engine
@@ -18,20 +19,28 @@ from onecopy.runtime.errors import BadRequest, ContextLengthExceeded, StartupErr
 from onecopy.runtime.models import Loaded, load
 from onecopy.runtime.rows.ledger import Ledger
 from onecopy.runtime.seams.clock import Clock, RealClock
+from onecopy.runtime.seams.disk import Disk
 from onecopy.runtime.seams.machine import Machine, RealMachine
+from onecopy.runtime.seams.real_disk import RealDisk
 from onecopy.runtime.seams.rng import RealRng, Rng, SeededRng
+from onecopy.runtime.store import DEFAULT_QUOTA, RowsOnDisk, fingerprint, permit
 from onecopy.runtime.text import ChatFormat
 from onecopy.runtime.text.grammar import Grammars, Matcher
 from onecopy.runtime.text.reader import Reader
 from onecopy.runtime.turn import Piece, TurnSpec
 
 from .bank import Bank
+from .keeping import Keeping, RowsDoor
 from .lane import Lane
-from .messages.bank import BankStatistics, Find, Forget, Fork, Kept, ListKept, Pin
+from .messages.bank import BankStatistics, Find, Forget, Fork, Kept, ListKept, Park, Pin
 from .messages.lane import LaneStatistics
+from .messages.stager import StagerStatistics
+from .messages.store import StoreStatistics
 from .outbox import Outbox
+from .rows_store import RowsStore
 from .service import Health, ModelCard, Options, SessionInfo
 from .session import Session, Work
+from .stager import Stager
 
 LOG = logging.getLogger("onecopy.system")
 
@@ -57,6 +66,7 @@ class System:
         clock: Clock,
         rng: Rng,
         budget: int,
+        disk: Disk,
     ) -> None:
         self._loaded = loaded
         self._engine = engine
@@ -67,19 +77,26 @@ class System:
         self._grammars: Grammars | None = None
         self._context = options.context or loaded.context
         limits = Limits(decode_share=options.decode_share, batch=max(1, options.parallel))
-        self._supervisor = Supervisor(
-            [
-                Child("bank", lambda: self._bank(budget), stop_timeout=options.drain),
-                Child("lane", lambda: self._lane(limits), max_restarts=1),
-            ],
-            on_event=_log_event,
-        )
+        children = [
+            Child("bank", lambda: self._bank(budget), stop_timeout=options.drain),
+            Child("lane", lambda: self._lane(limits), max_restarts=1),
+        ]
+        if options.store:
+            children = [*self._disk_children(options, budget, disk), *children]
+        self._keeps = bool(options.store)
+        self._supervisor = Supervisor(children, on_event=_log_event)
         self.card = self._make_card(options)
 
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, options: Options, *, clock: Clock | None = None, rng: Rng | None = None, machine: Machine | None = None
+        cls,
+        options: Options,
+        *,
+        clock: Clock | None = None,
+        rng: Rng | None = None,
+        machine: Machine | None = None,
+        disk: Disk | None = None,
     ) -> AsyncIterator[System]:
         """Loads the model and runs the actors around the block.
 
@@ -92,12 +109,49 @@ class System:
         with DeviceThread() as device:
             loaded, engine = await device.run(_load, options, clock)
             budget = rows_budget(options, machine)
-            system = cls(options, loaded, engine, device, clock, rng, budget)
+            system = cls(options, loaded, engine, device, clock, rng, budget, disk or RealDisk())
             async with system._supervisor:
                 yield system
 
+    def _disk_children(self, options: Options, budget: int, disk: Disk) -> list[Child]:
+        """The rows store and the stager, started before the bank and stopped after it."""
+        path = options.store or ""
+        mark = fingerprint(self._facts())
+        quota = options.store_quota or DEFAULT_QUOTA
+
+        def opened() -> RowsOnDisk:
+            return RowsOnDisk.open(
+                disk, path, fingerprint=mark, wall=self._clock.wall, model=self._loaded.id, quota=quota
+            )
+
+        size = permit(self._context, self._engine.layout, budget)
+        return [
+            Child("rows store", lambda: RowsStore(opened, disk, self._clock), stop_timeout=options.drain),
+            Child(
+                "stager",
+                lambda: Stager(self._supervisor.ref("rows store"), self._engine.layout, size, self._clock),
+                stop_timeout=options.drain,
+            ),
+        ]
+
+    def _facts(self) -> dict[str, object]:
+        """All that decides a row's bits. Rows of another model, cache type or arithmetic never match."""
+        layout = self._engine.layout
+        return {
+            "weights": self._loaded.digest,
+            "dtype": self._loaded.dtype,
+            "layout": [[layer.kind, layer.row_bytes, layer.anchor_bytes, layer.window] for layer in layout.layers],
+            "numerics": self._engine.numerics_mode,
+        }
+
     def _bank(self, budget: int) -> Bank:
-        return Bank(Ledger(self._engine.layout, budget), self._device, self._engine.pool.apply, self._clock)
+        ledger = Ledger(self._engine.layout, budget)
+        keeping = None
+        if self._keeps:
+            door = RowsDoor(ledger, self._engine.pool, self._device)
+            store, stager = self._supervisor.ref("rows store"), self._supervisor.ref("stager")
+            keeping = Keeping(ledger, door, store, stager, self._clock)
+        return Bank(ledger, self._device, self._engine.pool.apply, self._clock, keeping)
 
     def _lane(self, limits: Limits) -> Lane:
         bank = self._supervisor.ref("bank")
@@ -216,7 +270,7 @@ class System:
         return self._info(await self._supervisor.ref("bank").ask(Pin(id, on)))
 
     async def park(self, id: str) -> SessionInfo:
-        raise Unsupported("This server keeps no rows on disk, so there is nowhere to park a session.")
+        return replace(self._info(await self._supervisor.ref("bank").ask(Park(id))), state="parked", held=0)
 
     async def fork(self, id: str, at: int | None = None) -> SessionInfo:
         return self._info(await self._supervisor.ref("bank").ask(Fork(id, at, self.new_id("s_"))))
@@ -249,16 +303,31 @@ class System:
     # --- numbers
 
     async def health(self) -> Health:
-        reasons = [f"{name} is down" for name in ("bank", "lane") if not self._supervisor.ref(name).alive]
+        down = [name for name in self._actors() if not self._supervisor.ref(name).alive]
+        reasons = [f"{name} is down" for name in down]
         details = {"exactness": self.card.exactness, "reasons": self.card.features["exactness_reasons"]}
+        if self._keeps and not down:
+            state = await self._supervisor.ref("rows store").ask(StoreStatistics())
+            details["persisting"] = state["persisting"]
+            if not state["persisting"]:
+                reasons.append(f"rows are not kept on disk: {state['why_not']}")
         return Health("degraded" if reasons else "ok", tuple(reasons), details)
 
     async def metrics(self) -> Mapping[str, Any]:
-        return {
-            "bank": await self._supervisor.ref("bank").ask(BankStatistics()),
-            "lane": await self._supervisor.ref("lane").ask(LaneStatistics()),
-            "device": self._device.statistics(),
-        }
+        asks = {name: ask() for name, ask in _STATISTICS.items() if name in self._actors()}
+        numbers = {name: await self._supervisor.ref(name).ask(ask) for name, ask in asks.items()}
+        return {**numbers, "device": self._device.statistics()}
+
+    def _actors(self) -> tuple[str, ...]:
+        return ("rows store", "stager", "bank", "lane") if self._keeps else ("bank", "lane")
+
+
+_STATISTICS: dict[str, Callable[[], Ask[dict[str, Any]]]] = {
+    "rows store": StoreStatistics,
+    "stager": StagerStatistics,
+    "bank": BankStatistics,
+    "lane": LaneStatistics,
+}
 
 
 def _load(options: Options, clock: Clock) -> tuple[Loaded, Engine]:

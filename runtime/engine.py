@@ -62,6 +62,11 @@ class Engine:
         """Whether a row's bits are independent of what runs beside it, and what is not."""
         return ("exact" if self._numerics.exact else "not exact"), self._numerics.reasons
 
+    @property
+    def numerics_mode(self) -> str:
+        """Names the arithmetic that rows are computed with: part of what makes kept rows usable."""
+        return self._numerics.mode
+
     def run(self, strips: Sequence[Strip], wants: Sequence[Want] = ()) -> RoundResult:
         """One round: evaluates every strip's tokens, writes their rows, picks at the wanted rows.
 

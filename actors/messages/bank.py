@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from onecopy.runtime.core import Ask, Message, Ref
+from onecopy.runtime.core import Ask, Message, Ref, Reply
+from onecopy.runtime.errors import OnecopyError
 from onecopy.runtime.rows.ledger import Grant, Wanted
 from onecopy.runtime.rows.segments import Lease
+from onecopy.runtime.store import Found
+
+from .stager import RestoreReport, SaveReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +112,48 @@ class Forget(Ask[None]):
 @dataclass(frozen=True, slots=True)
 class BankStatistics(Ask[dict[str, Any]]):
     control = True
+
+
+@dataclass(frozen=True, slots=True)
+class Park(Ask[Kept]):
+    """Everything of an idle conversation goes to disk and its memory is freed. Conflict while it runs."""
+
+    conversation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parked(Message):
+    """From the bank to itself: a conversation is on disk to its last whole block, or could not be put there."""
+
+    conversation: str
+    reply: Reply[Kept]
+    error: OnecopyError | None
+
+
+@dataclass(frozen=True, slots=True)
+class LookedUp(Message):
+    """From the bank to itself: what the disk has of a prompt; None when it could not be asked."""
+
+    ask: Admit
+    reply: Reply[Grant]
+    found: Found | None
+
+
+@dataclass(frozen=True, slots=True)
+class Restored(Message):
+    """From the bank to itself: a granted turn's rows came from disk, or did not (None)."""
+
+    ask: Admit
+    reply: Reply[Grant]
+    grant: Grant
+    keys: tuple[bytes, ...]
+    report: RestoreReport | None
+
+
+@dataclass(frozen=True, slots=True)
+class Saved(Message):
+    """From the bank to itself: a save ended. segment: whose rows were held for it."""
+
+    conversation: str
+    segment: int
+    report: SaveReport | None

@@ -6,6 +6,7 @@ import argparse
 import re
 from typing import Any
 
+import platformdirs
 from onecopy.actors.service import Options
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b?)", re.IGNORECASE)
@@ -50,6 +51,11 @@ def add_system_flags(parser: Any) -> None:
     parser.add_argument("--store-quota", type=size, metavar="SIZE", help="disk space for rows, e.g. 50GB")
 
 
+def default_store() -> str:
+    """Where rows are kept when no `--store` is given: the user's cache, which a clean-up may empty without harm."""
+    return str(platformdirs.user_cache_path("onecopy") / "rows")
+
+
 def system_options(args: argparse.Namespace) -> Options:
     return Options(
         model=args.model,
@@ -58,7 +64,7 @@ def system_options(args: argparse.Namespace) -> Options:
         context=args.context,
         parallel=args.parallel,
         dtype=args.dtype,
-        store="" if args.no_store else args.store,
+        store="" if args.no_store else args.store or default_store(),
         store_quota=args.store_quota,
         decode_share=args.decode_share,
         draft=not args.no_draft,

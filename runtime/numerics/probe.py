@@ -38,6 +38,12 @@ class Numerics:
     exact: bool
     reasons: tuple[str, ...]
 
+    @property
+    def mode(self) -> str:
+        """Names the arithmetic: rows computed in one mode are not mixed with rows of another."""
+        chosen = (f"{m}x{k}{' head' if head else ''}: {how}" for (m, k, head), how in sorted(self.linears.items()))
+        return "; ".join((*chosen, str(self.tile)))
+
     def choose(self, outputs: int, inputs: int, head: bool) -> Arrangement:
         return self.linears.get((outputs, inputs, head), PLAIN)
 

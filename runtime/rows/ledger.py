@@ -39,7 +39,7 @@ class Grant:
     """How a turn got its rows.
 
     matched: rows it need not compute. how: the way. price: bytes newly allocated. copied: bytes by reason.
-    diverged: the first prompt token that no kept row matched.
+    diverged: the first prompt token that no kept row matched. restored: rows of `matched` that came from disk.
     """
 
     lease: Lease
@@ -49,6 +49,7 @@ class Grant:
     price: int
     copied: tuple[tuple[str, int], ...]
     diverged: int
+    restored: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +139,10 @@ class Ledger:
         return out
 
     # --- admission
+
+    def longest(self, wanted: Wanted) -> int:
+        """Tokens of the longest prefix of the prompt that is kept in memory, the last token never counted."""
+        return self._prefixes.longest(wanted.tokens, len(wanted.tokens) - 1, wanted.salt).length
 
     def admit(self, turn: int, wanted: Wanted, conversation: str, now: float) -> Grant | Shortage:
         """Finds rows for a turn. `conversation` names it if it turns out to be new."""

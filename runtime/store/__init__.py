@@ -16,11 +16,12 @@ from .keys import KEY_BYTES, ROOT, anchor_key, block_key, block_keys, fingerprin
 from .permit import charge, cold_charge, permit
 from .record import Kind
 from .room import StoreFull, Swept
-from .rows_on_disk import ReadOnly, RowsOnDisk
+from .rows_on_disk import DEFAULT_QUOTA, ReadOnly, RowsOnDisk
 from .safetensors import BF16, F8_E4M3, F8_E5M2, Tensors
 
 __all__ = [
     "BF16",
+    "DEFAULT_QUOTA",
     "F8_E4M3",
     "F8_E5M2",
     "KEY_BYTES",
