@@ -88,13 +88,21 @@ class Room:
         if self._remove_dead():
             return Swept(0, before - self._shelf.size, more=True)
         number = self._deadest(dead)
-        if number is None:
+        if number is None or not self.dead(number):
             return Swept(0, 0, more=False)
         return Swept(self._move_out(number, most), 0, more=True)
 
     def dead(self, number: int) -> int:
         """Bytes of a pack that no live record takes."""
         return self._shelf.packs.sizes[number] - START - self._shelf.index.live[number]
+
+    def retire_active(self) -> bool:
+        """Closes the active pack when it has dead bytes, so that the next step can free them."""
+        active = self._shelf.packs.active
+        if active is None or not self.dead(active):
+            return False
+        self._shelf.packs.close()
+        return True
 
     def _lacks(self, n: int) -> bool:
         return self._disk.free_bytes(self._path) - n < self.floor
@@ -107,7 +115,7 @@ class Room:
         return (
             self._rewrite(PRESSED_DEAD)
             or self._evict(max(n, self._shelf.pack_bytes // 4), pinned)
-            or self._retire_active()
+            or self.retire_active()
             or self._rewrite(0.0)
         )
 
@@ -164,11 +172,3 @@ class Room:
             self._shelf.commit()
             self.evicted += len(keys)
         return bool(keys)
-
-    def _retire_active(self) -> bool:
-        """Closes the active pack when it has dead bytes, so that the next step can free them."""
-        active = self._shelf.packs.active
-        if active is None or not self.dead(active):
-            return False
-        self._shelf.packs.close()
-        return True

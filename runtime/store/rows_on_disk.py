@@ -34,6 +34,9 @@ GIB = 1 << 30
 DEFAULT_QUOTA = 32 * GIB
 DEFAULT_FLOOR = 2 * GIB
 _TOUCH_EVERY = 60
+_SWEEP_STEP = 64 << 20
+
+Progress = Callable[[int, int], None]
 
 
 class ReadOnly(OSError):
@@ -240,12 +243,23 @@ class RowsOnDisk:
         self._pins.subtract(keys)
         self._pins = +self._pins
 
-    def sweep_step(self, most: int = 64 << 20, dead: float = IDLE_DEAD) -> Swept:
+    def sweep_step(self, most: int = _SWEEP_STEP, dead: float = IDLE_DEAD) -> Swept:
         """Frees dead bytes a little: at most `most` bytes copied. dead: the dead share that makes a pack worth it."""
         self._writable()
         return self._room.sweep_step(most, dead)
 
-    def verify(self, progress: Callable[[int, int], None] = lambda done, total: None) -> Verified:
+    def sweep(self, progress: Progress = lambda done, total: None) -> int:
+        """Frees every dead byte there is; returns how many. progress(bytes freed, bytes dead at first)."""
+        self._writable()
+        self.commit()
+        before = self._shelf.size
+        dead = sum(map(self._room.dead, self._shelf.packs.sizes))
+        self._room.retire_active()
+        while self._room.sweep_step(_SWEEP_STEP, dead=0.0).more:
+            progress(min(dead, max(0, before - self._shelf.size)), dead)
+        return max(0, before - self._shelf.size)
+
+    def verify(self, progress: Progress = lambda done, total: None) -> Verified:
         """Reads every record. progress(bytes done, bytes in all). Damaged ones are quarantined."""
         entries = list(self._shelf.index.entries.values())
         total, done, counts = sum(e.length for e in entries), 0, Counter[str]()

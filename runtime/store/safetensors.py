@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
+T = TypeVar("T")
 Array = np.ndarray[Any, Any]
 Tensors = Mapping[str, Array]
 
@@ -43,8 +44,8 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 _NAMES = {np.dtype(code).str: name for name, code in _PLAIN.items()}
 
-MAX_HEADER = 16 * 1024 * 1024
-"""Bytes of the largest JSON header read; ours stay far below, and a hostile length is refused before it is used."""
+MAX_HEADER = 100_000_000
+"""Bytes of the largest JSON header read, as the format's own readers have it."""
 _MAX_RANK = 32
 
 
@@ -60,37 +61,87 @@ class Image:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
-class _Info(msgspec.Struct, forbid_unknown_fields=True):
+class Info(msgspec.Struct, forbid_unknown_fields=True):
+    """One tensor of a header. data_offsets: [start, end) in bytes behind the header."""
+
     dtype: str
     shape: list[int]
     data_offsets: tuple[int, int]
 
 
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What an image's header says, checked against the size of its data. size: bytes before the data."""
+
+    infos: Mapping[str, Info]
+    metadata: Mapping[str, str]
+    size: int
+
+
 def encode(image: Image) -> bytes:
     """The image as bytes. Strided arrays are made contiguous one at a time. Raises BadImage for a foreign dtype."""
-    header: dict[str, Any] = {"__metadata__": dict(image.metadata)} if image.metadata else {}
-    at = 0
-    for name, array in image.tensors.items():
-        end = at + array.nbytes
-        header[name] = {"dtype": _dtype_name(array), "shape": list(array.shape), "data_offsets": [at, end]}
-        at = end
-    text = msgspec.json.encode(header)
-    text += b" " * (-len(text) % 8)
-    return b"".join([len(text).to_bytes(8, "little"), text, *(_bytes(array) for array in image.tensors.values())])
+    head = encode_head({name: info_of(array) for name, array in image.tensors.items()}, image.metadata)
+    return b"".join([head, *(array_bytes(array) for array in image.tensors.values())])
 
 
 def decode(buffer: bytes | memoryview) -> Image:
     """Reads an image; arrays are views of `buffer`. Raises BadImage for anything malformed, and nothing else."""
     view = memoryview(buffer).toreadonly().cast("B")
-    header, data = _split(view)
-    metadata = _metadata(header.pop("__metadata__", None))
+    head = decode_head(view, len(view))
+    data = view[head.size :]
+    tensors = {name: array_of(info, data[slice(*info.data_offsets)]) for name, info in head.infos.items()}
+    return Image(tensors, head.metadata)
+
+
+def info_of(array: Array) -> Info:
+    """What a header says of an array, its place left open. Raises BadImage for a foreign dtype."""
+    return Info(_dtype_name(array), list(array.shape), (0, array.nbytes))
+
+
+def encode_head(infos: Mapping[str, Info], metadata: Mapping[str, str]) -> bytes:
+    """Length and JSON of tensors that follow back to back in this order."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    at = 0
+    for name, info in infos.items():
+        end = at + info.data_offsets[1] - info.data_offsets[0]
+        header[name] = Info(info.dtype, info.shape, (at, end))
+        at = end
+    text = msgspec.json.encode(header)
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def decode_head(start: memoryview, total: int) -> Head:
+    """Reads the header of an image of `total` bytes that begins with `start`. Raises BadImage.
+
+    `start` must reach to the header's end: `head_bytes` tells how far that is.
+    """
+    size = head_bytes(start[:8], total)
+    header = _json(start[8:size], dict[str, msgspec.Raw], "header")
+    metadata = _json(header.pop("__metadata__", msgspec.Raw(b"{}")), dict[str, str], "metadata")
     infos = {name: _info(name, raw) for name, raw in header.items()}
-    _check_cover(infos, len(data))
-    return Image({name: _array(info, data) for name, info in infos.items()}, metadata)
+    _check_cover(infos, total - size)
+    return Head(infos, metadata, size)
 
 
-def _bytes(array: Array) -> memoryview:
+def head_bytes(start: bytes | memoryview, total: int) -> int:
+    """Bytes before the data, from an image's first eight. Raises BadImage when they cannot be true."""
+    size = int.from_bytes(start, "little")
+    if len(start) < 8 or not 2 <= size <= min(total - 8, MAX_HEADER):
+        raise BadImage("header length out of bounds")
+    return 8 + size
+
+
+def array_bytes(array: Array) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view("u1").data
+
+
+def array_of(info: Info, data: memoryview) -> Array:
+    """An array over its bytes. Raises BadImage for a shape NumPy cannot have."""
+    try:
+        return np.frombuffer(data, dtype=DTYPES[info.dtype]).reshape(info.shape)
+    except ValueError as error:
+        raise BadImage(f"impossible shape: {error}") from None
 
 
 def _dtype_name(array: Array) -> str:
@@ -100,28 +151,15 @@ def _dtype_name(array: Array) -> str:
     return str(named)
 
 
-def _split(view: memoryview) -> tuple[dict[str, msgspec.Raw], memoryview]:
-    size = int.from_bytes(view[:8], "little")
-    if len(view) < 8 or not 2 <= size <= min(len(view) - 8, MAX_HEADER):
-        raise BadImage("header length out of bounds")
+def _json(raw: memoryview | msgspec.Raw, kind: type[T], what: str) -> T:
     try:
-        return msgspec.json.decode(view[8 : 8 + size], type=dict[str, msgspec.Raw]), view[8 + size :]
+        return msgspec.json.decode(raw, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadImage(f"header is not JSON: {error}") from None
+        raise BadImage(f"{what}: {error}") from None
 
 
-def _metadata(raw: msgspec.Raw | None) -> dict[str, str]:
-    try:
-        return {} if raw is None else msgspec.json.decode(raw, type=dict[str, str])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadImage(f"metadata: {error}") from None
-
-
-def _info(name: str, raw: msgspec.Raw) -> _Info:
-    try:
-        info = msgspec.json.decode(raw, type=_Info)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadImage(f"tensor {name!r}: {error}") from None
+def _info(name: str, raw: msgspec.Raw) -> Info:
+    info = _json(raw, Info, f"tensor {name!r}")
     start, end = info.data_offsets
     dtype = DTYPES.get(info.dtype)
     if dtype is None or len(info.shape) > _MAX_RANK or any(side < 0 for side in info.shape) or start < 0:
@@ -131,7 +169,7 @@ def _info(name: str, raw: msgspec.Raw) -> _Info:
     return info
 
 
-def _check_cover(infos: Mapping[str, _Info], size: int) -> None:
+def _check_cover(infos: Mapping[str, Info], size: int) -> None:
     """Tensors lie back to back over the whole data: no gap, no overlap, nothing left over."""
     at = 0
     for start, end in sorted(info.data_offsets for info in infos.values()):
@@ -140,11 +178,3 @@ def _check_cover(infos: Mapping[str, _Info], size: int) -> None:
         at = end
     if at != size:
         raise BadImage("tensors do not cover the data")
-
-
-def _array(info: _Info, data: memoryview) -> Array:
-    start, end = info.data_offsets
-    try:
-        return np.frombuffer(data[start:end], dtype=DTYPES[info.dtype]).reshape(info.shape)
-    except ValueError as error:
-        raise BadImage(f"impossible shape: {error}") from None
