@@ -10,14 +10,15 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
-
 from onecopy.runtime import blas
 from onecopy.runtime.models.qwen4_exp import Conversation, Model, Round, load_qwen4_exp
 from onecopy.runtime.models.qwen4_exp.indexer import Indexer
+
 from tests.support.qwen4_tiny import tiny, write
 
 CONTEXTS = (1024, 4096, 16384, 65536)
@@ -31,8 +32,8 @@ def main() -> None:
     print(f"{'rows':>8} {'token ms':>9} {'scan ms':>9} {'rest ms':>9} {'gathered':>9} {'all rows, ms':>13}")
     for rows in CONTEXTS:
         conversation = _filled(sparse, rows)
-        token, scan = _best(lambda c=conversation: _decode(sparse, c)), _best(_scan(sparse, conversation))
-        every = _best(lambda c=_filled(dense, rows): _decode(dense, c))
+        token, scan = _best(partial(_decode, sparse, conversation)), _best(_scan(sparse, conversation))
+        every = _best(partial(_decode, dense, _filled(dense, rows)))
         print(f"{rows:8} {token:9.2f} {scan:9.2f} {token - scan:9.2f} {sparse.config.tile:9} {every:13.2f}")
 
 

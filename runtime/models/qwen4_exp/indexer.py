@@ -56,10 +56,13 @@ class Indexer(nn.Module):
         first, stop = start // ratio, (start + span.width) // ratio
         if first < stop:
             raw = mx.unflatten(rows.raw(conversation, first * ratio, stop * ratio), 0, (stop - first, ratio))
-            rows.write_pooled(conversation, first, self._pool(raw, first))
+            rows.write_pooled(conversation, first, self.pool(raw, first))
 
-    def _pool(self, raw: mx.array, first: int) -> mx.array:
-        """raw [n, ratio, Di] -> pooled [n, Di]: mean, norm, rotation at each block's first row."""
+    def pool(self, raw: mx.array, first: int) -> mx.array:
+        """raw [n, ratio, Di] of blocks first … -> pooled [n, Di]: mean, norm, rotation at each block's first row.
+
+        A function of the raw keys alone, so rows restored or copied without their pooled keys can have them again.
+        """
         mean = raw.astype(mx.float32).mean(axis=1).astype(raw.dtype)
         cos, sin = angles(self._c, (first + np.arange(raw.shape[0])) * self._c.ratio)
         return rotate(self.k_layernorm(mean), cos, sin)
