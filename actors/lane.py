@@ -21,9 +21,6 @@ from .running import Running
 
 LOG = logging.getLogger("onecopy.lane")
 
-DRAFTS = 7
-"""Tokens proposed for a round at most: a round of 8 rows is the widest that costs little more than a row."""
-
 
 class Rounds(Protocol):
     """What the lane needs of an engine. `run` is called on the device thread."""
@@ -36,7 +33,14 @@ class Lane(Actor):
     """Runs all running turns, a round at a time. Sessions hear of their own turn, the bank of all rows written."""
 
     def __init__(
-        self, engine: Rounds, device: Device, bank: Ref, clock: Clock, eos: frozenset[int], limits: Limits
+        self,
+        engine: Rounds,
+        device: Device,
+        bank: Ref,
+        clock: Clock,
+        eos: frozenset[int],
+        limits: Limits,
+        costs: tuple[float, ...] = (),
     ) -> None:
         super().__init__("lane", work_size=4096)
         self._engine = engine
@@ -45,6 +49,7 @@ class Lane(Actor):
         self._clock = clock
         self._eos = eos
         self._limits = limits
+        self._widths = costs
         self._turns: dict[int, Running] = {}
         self._order = 0
         self._owed = 0.0
@@ -60,7 +65,7 @@ class Lane(Actor):
                 await self.work(await self._receive())
                 await self._grow_stuck()
                 for turn in self._ready():
-                    turn.propose(DRAFTS)
+                    turn.propose(len(self._widths) - 1)
                 now = plan([t.view() for t in self._ready()], self._costs, self._limits, self._owed)
                 if not now.idle:
                     await self._round(now)
@@ -80,7 +85,7 @@ class Lane(Actor):
     @handles(Begin)
     def begin(self, message: Begin) -> None:
         self._order += 1
-        self._turns[message.turn] = Running.of(message, self._order, self._eos)
+        self._turns[message.turn] = Running.of(message, self._order, self._eos, self._widths)
 
     @handles(Cancel)
     def cancel(self, ask: Cancel, reply: Reply[int]) -> None:

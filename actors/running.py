@@ -32,6 +32,7 @@ class Running:
     to: Ref
     order: int
     eos: frozenset[int]
+    costs: tuple[float, ...] = ()
     matcher: Matcher | None = None
     tokens: list[int] = field(default_factory=list)
     counts: TokenCounts | None = None
@@ -45,10 +46,13 @@ class Running:
     first: int = 0
 
     @classmethod
-    def of(cls, begin: Begin, order: int, eos: frozenset[int]) -> Running:
-        """The turn at its start: its prompt, and the rows it was granted."""
+    def of(cls, begin: Begin, order: int, eos: frozenset[int], costs: tuple[float, ...]) -> Running:
+        """The turn at its start: its prompt, and the rows it was granted.
+
+        costs: of a round of width 1, 2, …, in any unit; empty turns drafting off.
+        """
         spec = begin.spec
-        made = cls(begin.turn, spec, begin.lease, begin.position, begin.to, order, eos, begin.matcher)
+        made = cls(begin.turn, spec, begin.lease, begin.position, begin.to, order, eos, costs, begin.matcher)
         made.tokens = list(spec.tokens)
         made.counts = TokenCounts.wanted(spec.sampling, spec.tokens)
         made.first = begin.position
@@ -177,9 +181,5 @@ class Running:
         return "length" if self.produced >= self.spec.max_new else None
 
     def _start_drafting(self) -> None:
-        if self.spec.draft and self.drafter is None and DRAFT_COSTS:
-            self.drafter = NgramDrafter(self.tokens, DRAFT_COSTS)
-
-
-DRAFT_COSTS: tuple[float, ...] = ()
-"""Relative cost of a round of width 1, 2, …; empty until measured at start-up."""
+        if self.spec.draft and self.drafter is None and self.costs:
+            self.drafter = NgramDrafter(self.tokens, self.costs)

@@ -12,6 +12,7 @@ from typing import Any
 import trio
 from onecopy.runtime import blas
 from onecopy.runtime.core import Ask, Child, Supervisor
+from onecopy.runtime.costs import width_costs
 from onecopy.runtime.decode import Limits
 from onecopy.runtime.device import DeviceThread
 from onecopy.runtime.engine import Engine
@@ -67,6 +68,7 @@ class System:
         rng: Rng,
         budget: int,
         disk: Disk,
+        widths: tuple[float, ...],
     ) -> None:
         self._loaded = loaded
         self._engine = engine
@@ -76,6 +78,7 @@ class System:
         self._numbers = count(1)
         self._grammars: Grammars | None = None
         self._context = options.context or loaded.context
+        self._widths = widths
         limits = Limits(decode_share=options.decode_share, batch=max(1, options.parallel))
         children = [
             Child("bank", lambda: self._bank(budget), stop_timeout=options.drain),
@@ -109,7 +112,8 @@ class System:
         with DeviceThread() as device:
             loaded, engine = await device.run(_load, options, clock)
             budget = rows_budget(options, machine)
-            system = cls(options, loaded, engine, device, clock, rng, budget, disk or RealDisk())
+            widths = await device.run(width_costs, engine, clock.now) if options.draft else ()
+            system = cls(options, loaded, engine, device, clock, rng, budget, disk or RealDisk(), widths)
             async with system._supervisor:
                 yield system
 
@@ -155,7 +159,7 @@ class System:
 
     def _lane(self, limits: Limits) -> Lane:
         bank = self._supervisor.ref("bank")
-        return Lane(self._engine, self._device, bank, self._clock, self._loaded.eos, limits)
+        return Lane(self._engine, self._device, bank, self._clock, self._loaded.eos, limits, self._widths)
 
     def _make_card(self, options: Options) -> ModelCard:
         tokenizer = self._loaded.tokenizer
