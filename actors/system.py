@@ -38,7 +38,7 @@ from .messages.lane import LaneStatistics
 from .messages.stager import StagerStatistics
 from .messages.store import StoreStatistics
 from .outbox import Outbox
-from .rows_store import RowsStore
+from .rows_store import rows_store_factory
 from .service import Health, ModelCard, Options, SessionInfo
 from .session import Session, Work
 from .stager import Stager
@@ -130,7 +130,7 @@ class System:
 
         size = permit(self._context, self._engine.layout, budget)
         return [
-            Child("rows store", lambda: RowsStore(opened, disk, self._clock), stop_timeout=options.drain),
+            Child("rows store", rows_store_factory(opened, disk, self._clock), stop_timeout=options.drain),
             Child(
                 "stager",
                 lambda: Stager(self._supervisor.ref("rows store"), self._engine.layout, size, self._clock),
