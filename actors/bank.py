@@ -176,6 +176,14 @@ class Bank(Actor):
         if len(self._queue) != before:
             self._tell_positions()
 
+    def _close_ranks(self) -> None:
+        """Those who left the queue make way: the head may fit now, and the others move up."""
+        here = [q for q in self._queue if not q.reply.done]
+        if len(here) < len(self._queue):
+            self._queue = deque(here)
+            self._serve_queue()
+            self._tell_positions()
+
     def _tell_positions(self) -> None:
         each = self._held_for or None
         for i, q in enumerate(self._queue, 1):
@@ -220,6 +228,7 @@ class Bank(Actor):
 
     def _end(self, turn: int, keep: int) -> None:
         if turn not in self._ledger.turns:
+            self._close_ranks()
             return
         now = self._clock.now()
         conversation = self._ledger.turns[turn].conversation

@@ -6,16 +6,17 @@ however it ends: finished, cancelled, refused or broken.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import trio
 from onecopy.runtime.core import Actor, Ref, handles
 from onecopy.runtime.decode import Pick
-from onecopy.runtime.errors import ActorStopped, OnecopyError
+from onecopy.runtime.errors import ActorStopped, LaneCrashed, OnecopyError, Overloaded
 from onecopy.runtime.rows.ledger import Grant, Wanted
 from onecopy.runtime.seams.clock import Clock
 from onecopy.runtime.text.grammar import Matcher
@@ -40,6 +41,9 @@ from .messages.session import Broken, Filled, Produced, Waiting
 from .outbox import Outbox
 
 Spell = Callable[[int], bytes]
+
+AGAIN = 0.05
+"""Seconds before a full mailbox is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,7 @@ class Session(Actor):
         self._last = Produced(())
         self._waited = 0.0
         self._over = False
+        self._gave_back = False
 
     async def run(self) -> None:
         try:
@@ -86,26 +91,33 @@ class Session(Actor):
         except Exception as bug:
             # A crash is no orderly end: `stopping` will not run, and the lease must go back all the same.
             self._out.close(bug)
-            with trio.CancelScope(shield=True):
-                await self._give_back()
+            await self._give_back()
             raise
 
     async def stopping(self) -> None:
-        """The lease goes back first: memory must not wait for a client."""
-        with trio.CancelScope(shield=True):
-            await self._give_back()
-        self._out.close(ActorStopped("The turn was stopped.", retry_after=1.0))
+        lost = not self._lane.alive
+        await self._give_back()
+        self._out.close(lane_crashed() if lost else ActorStopped("The turn was stopped.", retry_after=1.0))
 
     async def _give_back(self) -> None:
-        if self._grant is None:
+        """The lease, or the place in the queue, goes back once, after the last commit of the turn's rows."""
+        if self._gave_back:
             return
-        keep = len(self._spec.tokens) + max(0, len(self._delivered) - 1)
-        try:
-            if not self._over or self._last.end is None:
-                await self._lane.ask(Cancel(self._work.turn))
-        except OnecopyError:
-            pass  # a lane that is down runs nothing
-        self._bank.tell(Release(self._work.turn, keep))
+        self._gave_back = True
+        with trio.CancelScope(shield=True):
+            if self._grant is not None and self._last.end is None:
+                with contextlib.suppress(OnecopyError):  # a lane that is down runs nothing
+                    await self._lane.ask(Cancel(self._work.turn))
+            await self._release(len(self._spec.tokens) + max(0, len(self._delivered) - 1))
+
+    async def _release(self, keep: int) -> None:
+        """A full mailbox is waited for: a lease that was lost on the way would be lost for ever."""
+        while True:
+            try:
+                self._bank.tell(Release(self._work.turn, keep))
+                return
+            except Overloaded:
+                await self._clock.sleep(AGAIN)
 
     async def _admitted(self) -> None:
         """Waits for rows while hearing of the queue, then starts the lane on them."""
@@ -159,13 +171,14 @@ class Session(Actor):
         self._last = message
         if stopped or message.end is not None:
             self._over = True
-            self._last = replace(message, end=None if stopped and message.end is None else message.end)
             reason: FinishReason = "stop" if stopped else message.end or "stop"
             pieces += self._finish(reason)
+        if self._over:
+            # First the lease, then the last pieces: memory must not wait for a client, and whoever reads that the
+            # turn is over may continue it at once.
+            await self._give_back()
         await self._put(pieces)
         if self._over:
-            await self._give_back()
-            self._grant = None
             self._out.close()
         else:
             self._lane.tell(Consumed(self._work.turn, len(message.picks)))
@@ -228,6 +241,11 @@ class Session(Actor):
 
     def statistics(self) -> dict[str, Any]:
         return {**super().statistics(), "delivered": len(self._delivered)}
+
+
+def lane_crashed() -> LaneCrashed:
+    """What a client hears of a round that failed. A stop for a restart may overtake the lane's own word."""
+    return LaneCrashed("The round failed; the conversation is intact.", retry_after=1.0)
 
 
 def _wanted(spec: TurnSpec) -> Wanted:

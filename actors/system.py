@@ -19,6 +19,7 @@ from onecopy.runtime.engine import Engine
 from onecopy.runtime.errors import BadRequest, ContextLengthExceeded, StartupError, Unsupported
 from onecopy.runtime.models import Loaded, load
 from onecopy.runtime.rows.ledger import Ledger
+from onecopy.runtime.rows.ops import Drop, RowOp, Trim
 from onecopy.runtime.seams.clock import Clock, RealClock
 from onecopy.runtime.seams.disk import Disk
 from onecopy.runtime.seams.machine import Machine, RealMachine
@@ -77,6 +78,7 @@ class System:
         self._rng = rng
         self._numbers = count(1)
         self._grammars: Grammars | None = None
+        self._ledger: Ledger | None = None
         self._context = options.context or loaded.context
         self._widths = widths
         limits = Limits(decode_share=options.decode_share, batch=max(1, options.parallel))
@@ -149,13 +151,21 @@ class System:
         }
 
     def _bank(self, budget: int) -> Bank:
-        ledger = Ledger(self._engine.layout, budget)
+        self._forget_rows()
+        self._ledger = ledger = Ledger(self._engine.layout, budget)
         keeping = None
         if self._keeps:
             door = RowsDoor(ledger, self._engine.pool, self._device)
             store, stager = self._supervisor.ref("rows store"), self._supervisor.ref("stager")
             keeping = Keeping(ledger, door, store, stager, self._clock)
         return Bank(ledger, self._device, self._engine.pool.apply, self._clock, keeping)
+
+    def _forget_rows(self) -> None:
+        """A bank that crashed leaves buffers that no books name any more, and saves that must not read on."""
+        if self._ledger is not None:
+            orders: tuple[RowOp, ...] = (*map(Drop, self._ledger.segments), Trim())
+            self._ledger.segments.clear()
+            self._device.post(self._engine.pool.apply, orders)
 
     def _lane(self, limits: Limits) -> Lane:
         bank = self._supervisor.ref("bank")

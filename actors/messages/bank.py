@@ -41,7 +41,10 @@ class Commit(Message):
 
 @dataclass(frozen=True, slots=True)
 class Release(Message):
-    """A lease comes back. keep: the conversation's length in rows; later rows were never delivered."""
+    """A lease comes back, or a turn that waited for one has left.
+
+    keep: the conversation's length in rows; later rows were never delivered.
+    """
 
     turn: int
     keep: int
