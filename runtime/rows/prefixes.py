@@ -59,46 +59,43 @@ class Match:
 
 
 class Prefixes:
-    """Segments by the tokens of their rows, one trie for each salt."""
+    """Segments by the tokens of their rows, one trie for each salt.
+
+    For each segment: its salt, its edges, and the nodes from where its own tokens begin to where they end.
+    """
 
     def __init__(self) -> None:
         self._roots: dict[bytes, Node] = {}
-        self._edges: dict[Segment, tuple[bytes, list[bytes]]] = {}
+        self._edges: dict[Segment, tuple[bytes, list[bytes], list[Node]]] = {}
 
     def __len__(self) -> int:
         return len(self._edges)
 
-    def salt(self, segment: Segment) -> bytes:
-        """The salt an indexed segment was indexed under."""
-        return self._edges[segment][0]
+    def salt(self, segment: Segment) -> bytes | None:
+        """The salt an indexed segment was indexed under; None for others."""
+        return self._edges[segment][0] if segment in self._edges else None
 
     def update(self, segment: Segment, salt: bytes) -> None:
         """Makes the index agree with the segment's tokens. Its ancestors must be indexed.
 
         Call it after every cut: between two calls the tokens may only have grown past the last whole block.
         """
-        _, old = self._edges.get(segment, (salt, []))
-        sure = min(max(0, len(old) - 1), len(segment.tokens) // BLOCK)
-        new = old[:sure] + _edges(segment, sure)
-        same = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
-        if same == len(old) == len(new) and segment in self._edges:
+        if segment not in self._edges:
+            self._edges[segment] = (salt, [], [self._base(segment, salt)])
+        _, edges, nodes = self._edges[segment]
+        sure = min(max(0, len(edges) - 1), len(segment.tokens) // BLOCK)
+        new = _edges(segment, sure)
+        if new == edges[sure:]:
             return
-        path = self._path(segment, salt)
-        self._drop(path, segment, old, same)
-        at = path[-1]
-        for edge in new[:same]:
-            step = at.child(edge)
-            assert step is not None
-            at = step
-        for edge in new[same:]:
-            at = at.grow(edge)
-            at.holders[segment] = None
-        self._edges[segment] = (salt, new)
+        _drop(segment, edges, nodes, sure)
+        for edge in new:
+            nodes.append(nodes[-1].grow(edge))
+            nodes[-1].holders[segment] = None
+        edges += new
 
     def remove(self, segment: Segment) -> None:
-        salt, old = self._edges.pop(segment, (b"", []))
-        if old:
-            self._drop(self._path(segment, salt), segment, old, 0)
+        _, edges, nodes = self._edges.pop(segment, (b"", [], []))
+        _drop(segment, edges, nodes, 0)
 
     def longest(self, tokens: Sequence[int], limit: int, salt: bytes) -> Match:
         """The longest prefix of `tokens[:limit]` that some segment holds."""
@@ -120,26 +117,19 @@ class Prefixes:
             at = whole
         return Match(best.length, best.holders, tuple(sorted(ends, key=lambda s: -s.frontier)))
 
-    def _path(self, segment: Segment, salt: bytes) -> list[Node]:
-        """The nodes from the root to where the segment's own tokens begin."""
-        at = self._roots.setdefault(salt, Node())
-        out = [at]
-        for above in reversed(list(segment.ancestors())[1:]):
-            below = next(s for s in segment.ancestors() if s.parent is above)
-            for edge in _edges(above)[: (below.start - above.start) // BLOCK]:
-                at = at.grow(edge)
-                out.append(at)
-        return out
+    def _base(self, segment: Segment, salt: bytes) -> Node:
+        """The node where the segment's own tokens begin: its parent holds the rows before, so the node is there."""
+        parent = segment.parent
+        if parent is None:
+            return self._roots.setdefault(salt, Node())
+        return self._edges[parent][2][(segment.start - parent.start) // BLOCK]
 
-    def _drop(self, path: list[Node], segment: Segment, old: list[bytes], same: int) -> None:
-        nodes = [path[-1]]
-        for edge in old:
-            step = nodes[-1].child(edge)
-            assert step is not None
-            nodes.append(step)
-        for i in range(len(old) - 1, same - 1, -1):
-            nodes[i + 1].holders.pop(segment, None)
-            nodes[i].prune(old[i])
+
+def _drop(segment: Segment, edges: list[bytes], nodes: list[Node], keep: int) -> None:
+    """Takes a segment out of its nodes past the first `keep` edges."""
+    while len(edges) > keep:
+        nodes.pop().holders.pop(segment, None)
+        nodes[-1].prune(edges.pop())
 
 
 def _pack(tokens: Sequence[int]) -> bytes:

@@ -5,10 +5,51 @@ A segment's length is the number of its tokens; its frontier, its bytes and its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from .ops import Chain, Link
+
+
+class Owner(Protocol):
+    """Who keeps sums over segments, and so hears of holds and saves."""
+
+    def held(self, segment: Segment) -> None: ...
+
+    def unheld(self, segment: Segment) -> None: ...
+
+    def on_disk(self, segment: Segment) -> None: ...
+
+
+class Holds(MutableMapping[str, int]):
+    """ "Rows up to n must stay", by holder. A holder's first entry holds the segment, its removal lets it go."""
+
+    __slots__ = ("_segment", "_upto")
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+        self._upto: dict[str, int] = {}
+
+    def __getitem__(self, holder: str) -> int:
+        return self._upto[holder]
+
+    def __setitem__(self, holder: str, upto: int) -> None:
+        new = holder not in self._upto
+        self._upto[holder] = upto
+        if new and self._segment.owner is not None:
+            self._segment.owner.held(self._segment)
+
+    def __delitem__(self, holder: str) -> None:
+        del self._upto[holder]
+        if self._segment.owner is not None:
+            self._segment.owner.unheld(self._segment)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._upto)
+
+    def __len__(self) -> int:
+        return len(self._upto)
 
 
 @dataclass(slots=True, eq=False)
@@ -17,20 +58,41 @@ class Segment:
 
     lease: the turn that may write past the frontier. holds: "rows up to n must stay", by holder (saves, pins).
     tip: the conversation that ends here. reply_from: where the last reply began, None before the first.
-    saved: rows known to be on disk, counted from position 0.
+    saved: rows known to be on disk, counted from position 0. anchors: anchor ids by position.
+    live: a recurrent layout's state in these buffers is the one at the frontier.
+    forks: how many children start at a position. locks: reasons in this subtree why it cannot be given up.
+    Children, leases and locks are changed by the books alone, which keep sums of them.
     """
 
     id: int
     parent: Segment | None
     start: int
     capacity: int
+    owner: Owner | None = None
     tokens: list[int] = field(default_factory=list)
     children: set[Segment] = field(default_factory=set)
-    holds: dict[str, int] = field(default_factory=dict)
+    holds: Holds = field(init=False)
     lease: int | None = None
     tip: str | None = None
     reply_from: int | None = None
-    saved: int = 0
+    anchors: dict[int, int] = field(default_factory=dict)
+    live: bool = True
+    forks: dict[int, int] = field(default_factory=dict)
+    locks: int = 0
+    _saved: int = 0
+
+    def __post_init__(self) -> None:
+        self.holds = Holds(self)
+
+    @property
+    def saved(self) -> int:
+        return self._saved
+
+    @saved.setter
+    def saved(self, rows: int) -> None:
+        self._saved = rows
+        if self.owner is not None:
+            self.owner.on_disk(self)
 
     @property
     def frontier(self) -> int:
@@ -43,12 +105,22 @@ class Segment:
     @property
     def held(self) -> int:
         """Rows below this position belong to others too: children that start there, saves and pins."""
-        return max([self.start, *(c.start for c in self.children), *self.holds.values()])
+        return max((self.start, *self.forks, *self.holds.values()))
 
     @property
     def free(self) -> bool:
         """Nobody needs this segment: no children, no lease, no holds, no conversation ends here."""
         return not self.children and self.lease is None and not self.holds and self.tip is None
+
+    def adopt(self, child: Segment) -> None:
+        self.children.add(child)
+        self.forks[child.start] = self.forks.get(child.start, 0) + 1
+
+    def disown(self, child: Segment) -> None:
+        self.children.discard(child)
+        self.forks[child.start] -= 1
+        if not self.forks[child.start]:
+            del self.forks[child.start]
 
     def ancestors(self) -> Iterator[Segment]:
         """This segment, its parent, and so on to the root."""

@@ -47,6 +47,7 @@ class House:
     def settle(self) -> None:
         self.pool.apply(self.ledger.take_orders())
         assert bytes_held(self.pool, self.ledger) == self.ledger.used <= self.ledger.budget
+        assert self.ledger.audit() == []
 
     def run(self, tokens: list[int], answer: list[int] | None = None, salt: bytes = b"") -> Grant:
         """A whole turn: the prompt and all but the last answer token become rows."""

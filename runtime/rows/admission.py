@@ -1,0 +1,283 @@
+"""How a turn gets its rows: the ways in their order of preference, each priced before it is taken.
+
+A turn goes on in the rows its conversation ends with, goes back into the last reply, or forks from whoever has the
+longest prefix. Where it wants buffers of a fixed size, they are adopted, resized in place or copied, and where none of
+that can be had it runs with what is at hand.
+"""
+
+from __future__ import annotations
+
+from .books import Books, at
+from .chains import merge
+from .grants import Conversation, Grant, Plan, Shortage, Turn, Wanted, count
+from .layout import BLOCK, round_up
+from .prefixes import END_SLACK, Match
+from .pricing import Allocate, Copy, Resize, adoptable
+from .reclaim import make_room, protected, shortage
+from .segments import Segment, links
+
+RESERVE = 256
+"""Rows of answer reserved at admission: most answers fit, and an unused block is all that a short one wastes."""
+
+DEPTH = 16
+"""Segments of a chain at most; a longer one is merged, so that attention never reads many small pieces."""
+
+GROWTH = 8
+"""A new leaf of a long conversation gets an eighth of its rows, so that the number of segments stays logarithmic."""
+
+
+def admit(books: Books, turn: int, wanted: Wanted, name: str, now: float) -> Grant | Shortage:
+    """Finds rows for a turn; `name` is the conversation's if it turns out to be new. A shortage changed nothing."""
+    found = books.prefixes.longest(wanted.tokens, len(wanted.tokens) - 1, wanted.salt)
+    asked = Asked(books, turn, wanted, name, now)
+    got = asked.go_on(found) or asked.rewind(found) or asked.fork(found)
+    if isinstance(got, Shortage) and found.length:
+        # Better computed again than refused: without the prefix to protect, more can be given up.
+        got = asked.fork(Match(0, ()))
+    if isinstance(got, Shortage):
+        books.totals.refused += 1
+    return got
+
+
+def leaf_rows(books: Books, wished: int, least: int, position: int, keep: Segment | None) -> int | None:
+    """Rows of a new leaf at `position`: generous if memory is free, else what is wished, else the least."""
+    grown = max(wished, position // GROWTH)
+    for rows in dict.fromkeys(round_up(max(1, r)) for r in (grown, wished, least)):
+        if make_room(books, books.bill(Allocate(rows)), keep, hard=rows == round_up(max(1, least))):
+            return rows
+    return None
+
+
+class Asked:
+    """One admission under way."""
+
+    def __init__(self, books: Books, turn: int, wanted: Wanted, name: str, now: float) -> None:
+        self.books = books
+        self.turn = turn
+        self.wanted = wanted
+        self.name = name
+        self.now = now
+        self.prompt = len(wanted.tokens)
+        self.full = self.prompt + min(wanted.answer, RESERVE)
+        self.copied: dict[str, int] = {}
+        self.price = 0
+        self.peak = 0
+
+    # --- ways
+
+    def go_on(self, found: Match) -> Grant | Shortage | None:
+        """The conversation ends on a prefix of the prompt: it goes on in its own rows."""
+        tip = next((s for s in found.ends if s.frontier + END_SLACK >= found.length), None)
+        return None if tip is None else self._continue(tip, tip.frontier, found.length)
+
+    def rewind(self, found: Match) -> Grant | Shortage | None:
+        """The prompt leaves a conversation inside its last reply: those rows serve nobody else and are given up."""
+        stop = found.length
+        for s in found.holders:
+            if s.tip is None or s.lease is not None or s.reply_from is None or self.books.conversations[s.tip].pinned:
+                continue
+            if s.reply_from - 1 <= stop < s.frontier and (s.held <= stop or self.wanted.capacity is not None):
+                got = self._continue(s, stop, stop)
+                if got is not None:
+                    return got
+        return None
+
+    def fork(self, found: Match) -> Grant | Shortage:
+        """A new conversation that shares whole blocks and copies the rest of the last one."""
+        source = found.holders[0] if found.length and found.holders else None
+        with protected(source):
+            return self._fork(source, found.length if source is not None else 0)
+
+    def _fork(self, source: Segment | None, stop: int) -> Grant | Shortage:
+        start = stop // BLOCK * BLOCK
+        least = self.prompt + 1 - start
+        rows = self._fixed_rows(start, source) or leaf_rows(self.books, self.full - start, least, start, source)
+        if rows is None:
+            return shortage(self.books, least, source)
+        leaf = self._new_leaf(at(source, start) if source is not None and start else None, start, rows)
+        how = "fresh"
+        if source is not None:
+            self._copy(at(source, stop), leaf, start, stop, "fork")
+            how = "forked"
+        if self.wanted.capacity is not None and rows != self.wanted.capacity:
+            how = "eager"
+        conversation = self.books.begin(self.name, leaf, self.wanted.salt, self.now, self.wanted.hint)
+        return self._lease(conversation, [leaf], stop, how, stop)
+
+    # --- in the rows of a conversation
+
+    def _continue(self, tip: Segment, stop: int, diverged: int) -> Grant | Shortage | None:
+        """Leases `tip` from row `stop` on; None when that needs rows that others hold."""
+        how = "adopted"
+        if self.wanted.capacity is not None:
+            got = self._fixed(tip, stop, diverged, self.wanted.capacity)
+            if got is not None:
+                return got
+            how = "eager"
+        if tip.held > stop:
+            return None
+        assert tip.tip is not None
+        conversation = self.books.conversations[tip.tip]
+        rows = None
+        if tip.end < self.prompt + 1 or tip.end < min(self.full, self.prompt + BLOCK // 4):
+            rows = leaf_rows(self.books, self.full - tip.end, self.prompt + 1 - tip.end, tip.end, tip)
+            if rows is None and tip.end < self.prompt:
+                return shortage(self.books, self.prompt + 1 - tip.end, tip)
+        self.books.cut(tip, stop)
+        leaves = [tip]
+        if rows is not None:
+            how = "extended" if how == "adopted" else how
+            tip = self._merged(tip, self.books.size(rows))
+            leaves = [tip, self._new_leaf(tip, tip.end, rows)]
+        return self._lease(conversation, leaves, stop, how, diverged)
+
+    def _merged(self, tip: Segment, beside: int) -> Segment:
+        if tip.depth < DEPTH:
+            return tip
+        merged, moved = merge(self.books, tip, beside)
+        if moved:
+            self.copied["merge"] = moved
+            self.peak += self.books.size(merged.capacity)
+        return merged
+
+    # --- buffers of a fixed size
+
+    def _fixed_rows(self, start: int, source: Segment | None) -> int | None:
+        """The wanted capacity for a new leaf at `start`, if it is enough and can be had."""
+        rows = self.wanted.capacity
+        if rows is None or start + rows < self.prompt + 1:
+            return None
+        return rows if make_room(self.books, self.books.bill(Allocate(rows)), source) else None
+
+    def _fixed(self, tip: Segment, stop: int, diverged: int, rows: int) -> Grant | None:
+        """Adopts, resizes or copies `tip` at `rows` rows; None when the wanted size is too small or not to be had."""
+        if tip.start + rows < self.prompt + 1:
+            return None
+        assert tip.tip is not None
+        conversation = self.books.conversations[tip.tip]
+        if tip.held <= stop and adoptable(tip.capacity, rows, self.books.bucket):
+            self.books.cut(tip, stop)
+            return self._lease(conversation, [tip], stop, "adopted", diverged)
+        way = Resize(tip.capacity, rows, stop - tip.start, tip.held - tip.start)
+        price = self.books.bill(way)
+        if tip.held > stop or price is None:
+            return self._copied(conversation, tip, stop, diverged, rows)
+        reserved = max(price, self._fallback(tip, stop))
+        if not make_room(self.books, reserved, tip):
+            return None
+        return self._planned(conversation, tip, Plan(rows, stop, reserved), diverged, price)
+
+    def _fallback(self, tip: Segment, stop: int) -> int:
+        """Bytes that keep a planned resize free to degrade: another leaf, or a fork away from rows then held."""
+        start = stop // BLOCK * BLOCK if stop < tip.frontier else tip.end
+        return self.books.size(round_up(self.prompt + 1 - start)) if start < self.prompt + 1 else 0
+
+    def _planned(self, conversation: Conversation, tip: Segment, plan: Plan, diverged: int, peak: int) -> Grant:
+        self.price = self.books.size(plan.rows) - self.books.size(tip.capacity)
+        self.peak = peak
+        self.books.reserved += plan.reserved
+        grant = self._lease(conversation, [tip], plan.at, "resized", diverged)
+        self.books.turns[self.turn].plan = plan
+        return grant
+
+    def _copied(self, conversation: Conversation, tip: Segment, stop: int, diverged: int, rows: int) -> Grant | None:
+        """A whole padded copy: the rows that others hold stay where they are."""
+        if not make_room(self.books, self.books.bill(Copy(stop - tip.start, rows)), tip):
+            return None
+        leaf = self._new_leaf(tip.parent, tip.start, rows)
+        self._copy(tip, leaf, tip.start, stop, "copy")
+        leaf.reply_from = tip.reply_from
+        self.books.end_at(conversation, leaf)
+        self.books.index(leaf, self.wanted.salt)
+        self.books.drop_free(tip)
+        return self._lease(conversation, [leaf], stop, "copied", diverged)
+
+    # --- steps
+
+    def _new_leaf(self, parent: Segment | None, start: int, rows: int) -> Segment:
+        self.price += self.books.size(rows)
+        self.peak += self.books.size(rows)
+        return self.books.allocate(parent, start, rows)
+
+    def _copy(self, source: Segment, leaf: Segment, start: int, stop: int, reason: str) -> None:
+        moved = self.books.copy(source, leaf, start, stop, reason)
+        if moved:
+            self.copied[reason] = moved
+
+    def _lease(self, conversation: Conversation, leaves: list[Segment], stop: int, how: str, diverged: int) -> Grant:
+        made = begin_turn(self.books, self.turn, conversation, leaves, self.prompt, how)
+        conversation.used = self.now
+        copied = tuple(self.copied.items())
+        return Grant(made.lease, conversation.id, stop, how, self.price, copied, diverged, peak=self.peak)
+
+
+def begin_turn(
+    books: Books, turn: int, conversation: Conversation, leaves: list[Segment], prompt: int, how: str
+) -> Turn:
+    first = leaves[0]
+    base = links(first.parent, first.start) if first.parent is not None else ()
+    made = Turn(turn, conversation, leaves, base, prompt, how)
+    books.turns[turn] = made
+    for s in leaves:
+        books.lease(s, turn)
+    books.wake(conversation)
+    count(books.totals.admitted, how)
+    return made
+
+
+def execute(books: Books, turn: int) -> str:
+    """Makes the resize that a grant planned, if its price and the holds still allow it; the way it went.
+
+    A hold that came meanwhile degrades the grant to "eager": a fork away from the held rows, or another leaf where the
+    buffers at hand are too short. Memory for that was set aside, so there is no error. The lease may have changed.
+    """
+    made = books.turns[turn]
+    plan, made.plan = made.plan, None
+    if plan is None:
+        return made.how
+    books.reserved -= plan.reserved
+    tip = made.leaves[0]
+    price = books.bill(Resize(tip.capacity, plan.rows, plan.at - tip.start, tip.held - tip.start))
+    if tip.held > plan.at:
+        _degrade(books, made)
+        _fork_away(books, made, plan.at)
+    elif price is None or price > books.available:
+        _degrade(books, made)
+        books.cut(tip, plan.at)
+        _extend(books, made)
+    else:
+        books.cut(tip, plan.at)
+        books.resize(tip, plan.rows)
+        count(books.totals.copied, "resize", len(tip.tokens) * books.layout.row_bytes)
+    return made.how
+
+
+def _degrade(books: Books, made: Turn) -> None:
+    count(books.totals.admitted, made.how, -1)
+    made.how = "eager"
+    count(books.totals.admitted, made.how)
+
+
+def _extend(books: Books, made: Turn) -> None:
+    tip = made.leaves[0]
+    if tip.end < made.prompt + 1:
+        leaf = books.allocate(tip, tip.end, round_up(made.prompt + 1 - tip.end))
+        books.lease(leaf, made.id)
+        made.leaves.append(leaf)
+
+
+def _fork_away(books: Books, made: Turn, stop: int) -> None:
+    """The turn leaves rows that others hold now for a leaf of its own."""
+    tip, start = made.leaves[0], stop // BLOCK * BLOCK
+    salt = made.conversation.salt
+    parent = tip if start > tip.start else tip.parent
+    leaf = books.allocate(parent, start, round_up(made.prompt + 1 - start))
+    books.copy(tip, leaf, start, stop, "fork")
+    leaf.reply_from = tip.reply_from
+    books.unlease(tip)
+    books.lease(leaf, made.id)
+    books.end_at(made.conversation, leaf)
+    books.index(leaf, salt)
+    books.drop_free(tip)
+    made.leaves = [leaf]
+    made.base = links(parent, start) if parent is not None else ()
