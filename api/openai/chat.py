@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
+from onecopy.actors.service import Service
 from onecopy.runtime.errors import BadRequest, Unsupported
 from starlette.requests import Request
 from starlette.responses import Response
@@ -38,7 +39,18 @@ async def create(request: Request) -> Response:
     return call.exchange(specs(call.service, made, prompt), ChatWire(head, made.n), stream=bool(wanted.stream))
 
 
-def order_of(wanted: ChatRequest, call: Call) -> Order:
+class Caller(Protocol):
+    """Who asks: a call at the doors, or a conversation of the programmatic API."""
+
+    @property
+    def service(self) -> Service: ...
+    @property
+    def salt(self) -> bytes: ...
+    @property
+    def hint(self) -> str | None: ...
+
+
+def order_of(wanted: ChatRequest, call: Caller) -> Order:
     base = order(wanted, call.service.card, logprobs=_logprobs(wanted), salt=call.salt, hint=call.hint)
     tools = tools_of(wanted.tools)
     newer = positive(wanted.max_completion_tokens, "max_completion_tokens")

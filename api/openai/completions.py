@@ -17,6 +17,7 @@ from .. import sse
 from ..codec import decode
 from ..doors import Call
 from ..order import Order, Prompt, check_model, encode_text, plain_side, specs
+from .chat import Caller
 from .fields import grammar_of, order, top_logprobs
 from .types import CompletionRequest
 from .wire import Head, Held, OpenAIWire
@@ -43,7 +44,7 @@ async def create(request: Request) -> Response:
     return call.exchange(all_specs(call, made, prompts), wire, stream=bool(wanted.stream))
 
 
-def order_of(wanted: CompletionRequest, call: Call) -> Order:
+def order_of(wanted: CompletionRequest, call: Caller) -> Order:
     logprobs = None
     if wanted.logprobs is not None:
         logprobs = top_logprobs(wanted.logprobs, "logprobs")
