@@ -37,15 +37,15 @@ LETTERS = {str(_ALPHABET.index(c)): 100.0 for c in "abcdefghijklmnopqrstuvwxyz"}
 """A logit bias under which replies are plain letters: their text turns into the same tokens again."""
 
 
-def write_tiny(path: Path, **config: Any) -> Path:
-    """A two-layer random llama that serves 65,536 positions, with a byte tokenizer and the ChatML template."""
+def write_tiny(path: Path, template: str = CHATML, **config: Any) -> Path:
+    """A two-layer random llama that serves 65,536 positions, with a byte tokenizer and a template (ChatML)."""
     write_checkpoint(path, max_position_embeddings=65536, tied=False, **config)
     weights = mx.load(str(path / "model.safetensors"))
     plain = ("norm", "embed", "lm_head")
     sharp = {k: w if any(p in k for p in plain) else w * SHARPNESS for k, w in weights.items()}
     mx.eval(sharp)
     mx.save_safetensors(str(path / "model.safetensors"), sharp)
-    names = {"bos_token": "<|im_start|>", "eos_token": {"content": "<|im_end|>"}, "chat_template": CHATML}
+    names = {"bos_token": "<|im_start|>", "eos_token": {"content": "<|im_end|>"}, "chat_template": template}
     (path / "tokenizer_config.json").write_text(json.dumps(names))
     return path
 
