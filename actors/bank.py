@@ -6,6 +6,7 @@ before it is used. A turn that does not fit waits its turn here, or is refused w
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import deque
 from dataclasses import dataclass
@@ -189,7 +190,8 @@ class Bank(Actor):
         for i, q in enumerate(self._queue, 1):
             if not q.reply.done and q.ask.asker.alive:
                 estimate = None if each is None else each * i / max(1, len(self._ledger.turns))
-                q.ask.asker.tell(Waiting(i, estimate))
+                with contextlib.suppress(Overloaded):  # a client that does not read hears of a later place
+                    q.ask.asker.tell(Waiting(i, estimate))
 
     # --- a running turn
 

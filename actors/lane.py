@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from onecopy.runtime.core import Actor, Ref, Reply, handles
 from onecopy.runtime.decode import Costs, Limits, Pick, Round, Want, passed_after, plan
-from onecopy.runtime.errors import LaneCrashed, OnecopyError
+from onecopy.runtime.errors import LaneCrashed, Overloaded
 from onecopy.runtime.rows.caches import Strip
 from onecopy.runtime.seams.clock import Clock
 from onecopy.runtime.seams.device import Device
@@ -151,13 +152,10 @@ class Lane(Actor):
         self._tell(turn, Produced(picks, end, None, turn.rounds, turn.drafted, turn.accepted))
 
     def _tell(self, turn: Running, message: Any) -> None:
-        """A session that is gone or cannot keep up loses its turn, never a round."""
-        try:
-            told = turn.to.tell(message)
-        except OnecopyError:
-            told = False
-        if not told:
-            self._turns.pop(turn.id, None)
+        """A session that is gone loses its turn, never a round. A full mailbox refuses news of progress only."""
+        with contextlib.suppress(Overloaded):
+            if not turn.to.tell(message):
+                self._turns.pop(turn.id, None)
 
     # --- numbers
 

@@ -28,6 +28,7 @@ class Admit(Ask[Grant]):
 class Grow(Ask[Lease | None]):
     """Another leaf of at least `rows` rows for a turn whose leaves are full; None when no memory can be had."""
 
+    due = True
     turn: int
     rows: int
 
@@ -36,6 +37,7 @@ class Grow(Ask[Lease | None]):
 class Commit(Message):
     """After a round: the tokens whose rows are now written, by turn."""
 
+    due = True
     written: tuple[tuple[int, tuple[int, ...]], ...]
 
 
@@ -46,6 +48,7 @@ class Release(Message):
     keep: the conversation's length in rows; later rows were never delivered.
     """
 
+    due = True
     turn: int
     keep: int
 
@@ -53,6 +56,8 @@ class Release(Message):
 @dataclass(frozen=True, slots=True)
 class LaneLost(Message):
     """The lane crashed: every lease it worked on is void, rows past the last commit are given up."""
+
+    due = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +133,7 @@ class Park(Ask[Kept]):
 class Parked(Message):
     """From the bank to itself: a conversation is on disk to its last whole block, or could not be put there."""
 
+    due = True
     conversation: str
     reply: Reply[Kept]
     error: OnecopyError | None
@@ -137,6 +143,7 @@ class Parked(Message):
 class LookedUp(Message):
     """From the bank to itself: what the disk has of a prompt; None when it could not be asked."""
 
+    due = True
     ask: Admit
     reply: Reply[Grant]
     found: Found | None
@@ -146,6 +153,7 @@ class LookedUp(Message):
 class Restored(Message):
     """From the bank to itself: a granted turn's rows came from disk, or did not (None)."""
 
+    due = True
     ask: Admit
     reply: Reply[Grant]
     grant: Grant
@@ -157,6 +165,7 @@ class Restored(Message):
 class Saved(Message):
     """From the bank to itself: a save ended. segment: whose rows were held for it."""
 
+    due = True
     conversation: str
     segment: int
     report: SaveReport | None

@@ -25,16 +25,20 @@ class Begin(Message):
 
 @dataclass(frozen=True, slots=True)
 class Cancel(Ask[int]):
-    """Take a turn out of the rounds; answered with the rows it has, once no round touches it. Unknown turns: -1."""
+    """Take a turn out of the rounds; answered with the rows it has, once no round touches it. Unknown turns: -1.
 
+    Not a control message: it must not overtake the turn's own `Begin`.
+    """
+
+    due = True
     turn: int
-    control = True
 
 
 @dataclass(frozen=True, slots=True)
 class Consumed(Message):
     """The session has taken so many tokens of a turn on; the lane may send as many more."""
 
+    due = True
     turn: int
     tokens: int
 

@@ -29,6 +29,7 @@ class Filled(Message):
 class Produced(Message):
     """Tokens of the reply, in order. end: why these are the last, None when more may follow."""
 
+    due = True
     picks: tuple[Pick, ...]
     end: FinishReason | None = None
     detail: str | None = None
@@ -41,4 +42,5 @@ class Produced(Message):
 class Broken(Message):
     """The lane lost this turn; the error is for the client."""
 
+    due = True
     error: Exception

@@ -49,12 +49,12 @@ class Mailbox:
         return len(self._control) + len(self._work)
 
     def put(self, envelope: Envelope) -> None:
-        """Queues `envelope` and wakes the actor. Raises ActorStopped when closed and Overloaded when full."""
+        """Queues `envelope` and wakes the actor. Raises ActorStopped when closed and, unless `due`, Overloaded when full."""
         if not self._open:
             raise ActorStopped(f"{self.name} has stopped.", retry_after=1.0)
         control = envelope.message.control
         queue = self._control if control else self._work
-        if len(queue) >= self._sizes[control]:
+        if len(queue) >= self._sizes[control] and not envelope.message.due:
             self._refused += 1
             raise Overloaded(f"{self.name} has {len(queue)} messages waiting and takes no more.", retry_after=1.0)
         queue.append(envelope)

@@ -15,10 +15,13 @@ class Message:
     """Base of every message. Subclasses are frozen slotted dataclasses.
 
     control: True puts the message in the mailbox's control queue, which is drained before work.
+    due: True is for what comes back to an actor that handed something out, or that it waits for. A full mailbox takes
+    it too: there can be no more of these than was handed out, and refusing one would lose that for good.
     """
 
     __slots__ = ()
     control: ClassVar[bool] = False
+    due: ClassVar[bool] = False
 
 
 class Ask(Message, Generic[R]):

@@ -173,3 +173,16 @@ def test_statistics_count_depths_and_flow() -> None:
     ask(mailbox)
     mailbox.receive_nowait(2)
     assert mailbox.statistics() == {"control": 0, "work": 2, "owed": 1, "accepted": 4, "refused": 0}
+
+
+class Returned(Note):
+    due = True
+
+
+def test_a_full_mailbox_takes_what_is_due() -> None:
+    mailbox = Mailbox("clerk", work_size=1)
+    mailbox.put(Envelope(Note("work")))
+    with pytest.raises(Overloaded):
+        mailbox.put(Envelope(Note("more work")))
+    mailbox.put(Envelope(Returned("what was lent")))
+    assert mailbox.depth == 2
