@@ -49,7 +49,7 @@ class Mailbox:
         return len(self._control) + len(self._work)
 
     def put(self, envelope: Envelope) -> None:
-        """Queues `envelope` and wakes the actor. Raises ActorStopped when closed, Overloaded when full (unless `due`)."""
+        """Queues and wakes the actor. Raises ActorStopped when closed, Overloaded when full unless it is `due`."""
         if not self._open:
             raise ActorStopped(f"{self.name} has stopped.", retry_after=1.0)
         control = envelope.message.control
