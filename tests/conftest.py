@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import settings
 
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("steady", deadline=None)
 settings.load_profile("steady")
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """A command line run inside a test sets levels and handlers; the next test must not see them."""
+    ours, root = logging.getLogger("onecopy"), logging.getLogger()
+    level, root_level, handlers = ours.level, root.level, list(root.handlers)
+    yield
+    ours.setLevel(level)
+    root.setLevel(root_level)
+    root.handlers[:] = handlers
