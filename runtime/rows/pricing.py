@@ -19,8 +19,8 @@ Rounding = Callable[[int], int]
 PAGE = 16384
 """Bytes of a page where the allocator rounds to pages."""
 
-FILL = 8
-"""Bytes of the fill value beside a buffer in the making: one scalar."""
+FILL = 16
+"""Bytes of the scalars beside a buffer in the making: what it is filled with, and where rows go."""
 
 
 def exact(nbytes: int) -> int:
@@ -37,7 +37,7 @@ def classes(nbytes: int) -> int:
     """CUDA's rule: powers of two below a page, eight bytes at least, whole pages above."""
     if nbytes >= PAGE:
         return round_up(nbytes, PAGE)
-    return max(FILL, 1 << (nbytes - 1).bit_length()) if nbytes else 0
+    return max(8, 1 << (nbytes - 1).bit_length()) if nbytes else 0
 
 
 ROUNDING: Mapping[str, Rounding] = {"cpu": exact, "metal": pages, "cuda": classes}
