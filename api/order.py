@@ -95,7 +95,7 @@ async def encode_text(card: ModelCard, text: str) -> tuple[int, ...]:
 def specs(service: Service, order: Order, prompt: Prompt, *, param: str = "messages") -> list[TurnSpec]:
     """One spec per choice. Choice i is seeded with seed + i, so that choices differ and the request repeats."""
     room = room_for(service.card, prompt.tokens, param)
-    seed = service.seed64() if order.seed is None else order.seed
+    seed = drawn(service) if order.seed is None else order.seed
     first = TurnSpec(
         tokens=prompt.tokens,
         max_new=min(order.max_new or room, room),
@@ -118,6 +118,11 @@ def specs(service: Service, order: Order, prompt: Prompt, *, param: str = "messa
     )
     seeds = [(seed + i) % SEEDS for i in range(order.n)]
     return [replace(first, sampling=replace(first.sampling, seed=s)) for s in seeds]
+
+
+def drawn(service: Service) -> int:
+    """A seed for a request without one: 53 bits, so that every JSON reader can keep it and send it back."""
+    return service.seed64() >> 11
 
 
 def room_for(card: ModelCard, tokens: Sequence[int], param: str) -> int:

@@ -620,3 +620,4 @@ async def test_f23_unseeded_requests_draw_a_seed_each_and_report_it() -> None:
     seeds = {(await chat(service, **fields)).json()["onecopy"]["seed"] for fields in ({}, {"seed": -1}, {"seed": 0})}
     assert len(seeds) == 3
     assert 0 in seeds
+    assert all(seed < 2**53 for seed in seeds)

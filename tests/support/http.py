@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -95,7 +96,7 @@ class Direct:
     async def request(
         self, method: str, path: str, content: bytes = b"", headers: dict[str, str] | None = None
     ) -> Answer:
-        send, receive = trio.open_memory_channel[dict[str, Any]](1024)
+        send, receive = trio.open_memory_channel[dict[str, Any]](math.inf)
         async with send, receive:
             await self.exchange(method, path, content, headers, trio.Event(), send.send)
             return collected([receive.receive_nowait() for _ in range(receive.statistics().current_buffer_used)])

@@ -246,7 +246,7 @@ class ScriptedService:
         return {"bank": {"rows_held": 12, "evictions_total": 3, "owner": "bank"}, "lane": {"rounds_total": 7}}
 
     def seed64(self) -> int:
-        return next(self._seeds)
+        return next(self._seeds) << 11
 
     def new_id(self, prefix: str) -> str:
         return f"{prefix}{next(self._ids):08x}"
