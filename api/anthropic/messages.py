@@ -36,8 +36,9 @@ async def count(request: Request) -> Response:
 
 
 async def prompt_of(wanted: Prompted, call: Call) -> Prompt:
-    if wanted.mcp_servers:
-        raise Unsupported("mcp_servers is not offered here.", param="mcp_servers")
+    for name in ("mcp_servers", "container"):
+        if getattr(wanted, name):
+            raise Unsupported(f"{name} is not offered here.", param=name)
     messages, prefill = conversation(wanted)
     talk = Talk(messages, tools_of(wanted.tools), template_kwargs(wanted), prefill)
     return await render(call.service.card, talk, len(call.body))

@@ -121,6 +121,7 @@ class Prompted(msgspec.Struct, kw_only=True):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     mcp_servers: list[Any] | None = None
+    container: Any = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
 
@@ -142,4 +143,3 @@ class MessagesRequest(Prompted, kw_only=True):
     seed: int | None = None
     draft: bool | None = None
     priority: int | Literal["normal", "background"] | None = None
-    container: Any = None

@@ -199,6 +199,7 @@ async def test_f16_tool_choice_reaches_the_turn(choice: Any, found: str) -> None
         {"tool_choice": {"type": "tool", "name": "nope"}, "tools": [WEATHER]},
         {"temperature": 1.5},
         {"mcp_servers": [{"url": "x"}]},
+        {"container": "c_1"},
     ],
 )
 async def test_f21_what_makes_no_sense_is_a_400_in_the_anthropic_shape(fields: Any) -> None:
