@@ -100,6 +100,9 @@ class QsaPool(Pool):
 
 
 def _placed(buffer: Array, first: int, entries: Array) -> Array:
-    """`buffer` with `entries` from entry `first` on. A whole-buffer assignment would share the source's memory instead
-    of copying it, so the start is an array, which MLX cannot see through."""
-    return mx.slice_update(buffer, entries, start_indices=mx.array([first]), axes=[1])
+    """`buffer` with `entries` from entry `first` on, in place. Assigning a whole buffer would share the source's memory
+    instead of copying it, so that case is a copy by name."""
+    if entries.shape == buffer.shape:
+        return mx.array(entries)
+    buffer[:, first : first + entries.shape[1]] = entries
+    return buffer

@@ -19,8 +19,8 @@ Rounding = Callable[[int], int]
 PAGE = 16384
 """Bytes of a page where the allocator rounds to pages."""
 
-FILL = 16
-"""Bytes of the scalars beside a buffer in the making: what it is filled with, and where rows go."""
+FILL = 8
+"""Bytes of the scalar beside a buffer in the making: what it is filled with."""
 
 
 def exact(nbytes: int) -> int:
