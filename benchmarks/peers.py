@@ -71,7 +71,9 @@ def exported(model: str) -> Path:
         return source.path
     target = PEERS / f"{source.id}-float32"
     if not (target / "config.json").exists():
-        subprocess.run([sys.executable, "-m", "benchmarks.peers", "export", model], cwd=ROOT, check=True)
+        subprocess.run(
+            [sys.executable, "-m", "benchmarks.peers", "export", model], cwd=ROOT, check=True, stdout=subprocess.DEVNULL
+        )
     return target
 
 
