@@ -9,7 +9,7 @@ from typing import Any, Protocol, Unpack
 from weakref import ref
 
 from onecopy.actors.service import ModelCard, Service, SessionInfo
-from onecopy.runtime.errors import BadRequest, Conflict
+from onecopy.runtime.errors import ActorStopped, BadRequest, Conflict
 from onecopy.runtime.turn import Piece, Receipt, TurnSpec
 
 from .feed import Feed
@@ -49,6 +49,7 @@ class Conversation:
     _ids: array[int] = field(default_factory=lambda: array("I"), repr=False)
     _running: ref[Sent] | None = field(default=None, repr=False)
     _feed: Feed[Piece] | None = field(default=None, repr=False)
+    _ended: bool = field(default=False, repr=False)
 
     def send(
         self,
@@ -139,12 +140,20 @@ class Conversation:
             await self.home.service.drop(self.session)
         self.session, self._ids = None, array("I")
 
+    def end(self) -> None:
+        """Cancels the turn that runs and refuses every later one with ActorStopped. For owners that are cancelled."""
+        self._ended = True
+        if self._feed is not None:
+            self._feed.abandon()
+
     def _known(self) -> str:
         if self.session is None:
             raise Conflict("This conversation has no rows yet; send something first.")
         return self.session
 
     async def _take_turn(self, sent: Sent) -> None:
+        if self._ended:
+            raise ActorStopped("This conversation was ended.")
         if self.running:
             raise Conflict("A turn runs in this conversation already; fork it to run another.")
         self._running = ref(sent)

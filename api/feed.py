@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 import trio
 from onecopy.runtime.errors import ActorStopped, DeadlineExceeded, OnecopyError
@@ -139,7 +139,7 @@ class Stream(ABC, Generic[T]):
         finally:
             self._closed()
 
-    def __aiter__(self) -> Stream[T]:
+    def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> T:
@@ -149,7 +149,7 @@ class Stream(ABC, Generic[T]):
             raise StopAsyncIteration
         return self._ready.popleft()
 
-    async def __aenter__(self) -> Stream[T]:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(

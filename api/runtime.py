@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 import trio
 from onecopy.actors.service import Health, ModelCard, Options, Service, SessionInfo
-from onecopy.runtime.errors import OnecopyError, StartupError
+from onecopy.runtime.errors import StartupError
 from onecopy.runtime.turn import Piece, TurnSpec
 
 from .answer import Answer
+from .bare import bare
 from .conversation import Conversation, opened
 from .feed import Feed
 from .prompts import RememberingTokenizer
@@ -22,7 +23,6 @@ from .settings import Message, Prompt, Settings, Tools
 from .spawn import Child, OnError, Run, Spawn
 from .step import Step, StepSettings, step_spec
 
-T = TypeVar("T")
 P = TypeVar("P")
 R = TypeVar("R")
 
@@ -73,9 +73,10 @@ class Runtime:
 
         StartupError when an option is unknown, the model cannot be loaded or leaves no memory for conversations.
         """
+        wanted = options_of(model, options)
         from onecopy.actors.system import System
 
-        async with bare(System.open(options_of(model, options))) as system, cls.over(system) as runtime:
+        async with bare(System.open(wanted)) as system, cls.over(system) as runtime:
             yield runtime
 
     @classmethod
@@ -151,6 +152,18 @@ class Runtime:
         limit: children at work at one time; all by default. run: what a child does with its prompt, an async function
         of (conversation, prompt), by default one turn with `settings`; what it returns is the child's result.
         """
+        return self.children(parent, prompts, limit, on_error, run, settings)
+
+    def children(
+        self,
+        parent: Conversation,
+        prompts: Sequence[Any],
+        limit: int | None,
+        on_error: OnError,
+        run: Run[Any, Any] | None,
+        settings: Settings,
+    ) -> Spawn[Any, Any]:
+        """`spawn` for adapters: the same without the overloads."""
 
         async def one_turn(child: Conversation, prompt: Prompt) -> Answer:
             return await child.send(prompt, **settings)
@@ -212,33 +225,6 @@ def options_of(model: str, options: Mapping[str, Any]) -> Options:
     if unknown:
         raise StartupError(f"There is no option {min(unknown)!r}; there are {', '.join(sorted(known))}.")
     return Options(model=model, **options)
-
-
-@asynccontextmanager
-async def bare(manager: AbstractAsyncContextManager[T]) -> AsyncIterator[T]:
-    """`manager`, out of which errors of the block and of the one tree come as they are, not in a group of one."""
-    raised: BaseException | None = None
-    try:
-        async with manager as value:
-            try:
-                yield value
-            except BaseException as error:
-                raised = error
-                raise
-    except BaseExceptionGroup as group:
-        leaves = _leaves(group)
-        if raised is not None and leaves == _leaves(raised):
-            raise raised from raised.__cause__
-        if len(leaves) == 1 and isinstance(leaves[0], OnecopyError):
-            raise leaves[0] from leaves[0].__cause__
-        raise
-
-
-def _leaves(error: BaseException) -> list[BaseException]:
-    """The errors that are no groups; a nursery rebuilds groups, but never what is in them."""
-    if not isinstance(error, BaseExceptionGroup):
-        return [error]
-    return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
 
 
 def _remembering(card: ModelCard) -> ModelCard:

@@ -97,12 +97,13 @@ async def _one(
     put: Put[Child[Conversation, P, R]],
 ) -> None:
     """One child, from its fork to its result."""
+    child: Child[Conversation, P, R]
     try:
-        child = Child[Conversation, P, R](index, prompt, chat, await run(chat, prompt))
+        child = Child(index, prompt, chat, await run(chat, prompt))
     except Exception as error:
         if not collect:
             raise
-        child = Child[Conversation, P, R](index, prompt, chat, error=error)
+        child = Child(index, prompt, chat, error=error)
     finally:
         room.release()
     await put(child)
