@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import mlx.core as mx
 import pytest
@@ -189,9 +190,19 @@ LAYOUT = st.lists(LAYER, min_size=1, max_size=4).map(lambda layers: Layout(tuple
 BLOCKS = st.integers(1, 8)
 
 
-def measured(pool: QsaPool, *orders: ops.RowOp) -> tuple[int, int]:
-    """Peak and lasting bytes of orders beyond what was held before, from a trimmed cache."""
+@contextmanager
+def uncached() -> Iterator[None]:
+    """No buffer comes from the allocator's cache, so each is as large as it was asked for."""
+    before = mx.set_cache_limit(0)
     mx.clear_cache()
+    try:
+        yield
+    finally:
+        mx.set_cache_limit(before)
+
+
+def measured(pool: QsaPool, *orders: ops.RowOp) -> tuple[int, int]:
+    """Peak and lasting bytes of orders beyond what was held before."""
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     pool.apply(orders)
@@ -199,8 +210,7 @@ def measured(pool: QsaPool, *orders: ops.RowOp) -> tuple[int, int]:
 
 
 def pool_of(layout: Layout, rows: int) -> QsaPool:
-    """A pool with segment 1 of so many rows, in buffers no larger than asked for."""
-    mx.clear_cache()
+    """A pool with segment 1 of so many rows."""
     pool = QsaPool(layout)
     pool.apply((ops.Allocate(1, 0, rows),))
     return pool
@@ -214,17 +224,17 @@ def within(price: int | None, peak: int, layout: Layout) -> bool:
 @settings(max_examples=60, deadline=None)
 @given(LAYOUT, BLOCKS)
 def test_an_allocation_costs_its_bill(layout: Layout, blocks: int) -> None:
-    pool = QsaPool(layout)
-    peak, held = measured(pool, ops.Allocate(1, 0, blocks * BLOCK))
+    with uncached():
+        peak, held = measured(QsaPool(layout), ops.Allocate(1, 0, blocks * BLOCK))
     assert within(bill(layout, Allocate(blocks * BLOCK)), peak, layout)
     assert held == segment_bytes(layout, blocks * BLOCK) == gain(layout, Allocate(blocks * BLOCK))
 
 
 def resized(layout: Layout, have: int, want: int, frontier: int) -> None:
-    pool = pool_of(layout, have)
     way = Resize(have, want, frontier)
     orders = (ops.ResizeLayer(1, i, want, frontier) for i in range(len(layout.layers)))
-    peak, held = measured(pool, *orders)
+    with uncached():
+        peak, held = measured(pool_of(layout, have), *orders)
     assert within(bill(layout, way), peak, layout)
     assert held == gain(layout, way)
 
@@ -245,8 +255,8 @@ def test_a_shrink_to_exactly_the_rows_written_gives_the_rest_back() -> None:
 def test_a_copy_costs_its_bill(layout: Layout, blocks: int, written: int) -> None:
     rows = blocks * BLOCK
     frontier = min(written, rows - 1)
-    pool = pool_of(layout, rows)
-    peak, held = measured(pool, ops.Allocate(2, 0, rows), ops.CopyRows(1, 2, 0, frontier))
+    with uncached():
+        peak, held = measured(pool_of(layout, rows), ops.Allocate(2, 0, rows), ops.CopyRows(1, 2, 0, frontier))
     assert within(bill(layout, Copy(frontier, rows)), peak, layout)
     assert held == gain(layout, Copy(frontier, rows))
 
