@@ -9,79 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onecopy.runtime.rows.layout import BLOCK
-from onecopy.runtime.rows.ledger import DEPTH, Grant, Ledger, Shortage, Wanted
-from onecopy.runtime.rows.ops import Chain, Link
+from onecopy.runtime.rows.ledger import DEPTH, Grant, Shortage
 
-from tests.support.books import SMALL, TokenPool, bytes_held
+from tests.support.house import House, story
 
-ROW = SMALL.row_bytes
-BIG = 1 << 30
-
-
-class House:
-    """A ledger with a token pool behind it; every turn is checked to read its own tokens."""
-
-    def __init__(self, budget: int = BIG) -> None:
-        self.ledger = Ledger(SMALL, budget)
-        self.pool = TokenPool()
-        self.turn = 0
-        self.now = 0.0
-
-    def begin(self, tokens: list[int], answer: int = 10, salt: bytes = b"") -> tuple[int, Grant | Shortage]:
-        self.turn += 1
-        got = self.ledger.admit(self.turn, Wanted(tuple(tokens), answer, salt), f"c{self.turn}", self.now)
-        self.settle()
-        return self.turn, got
-
-    def write(self, turn: int, tokens: list[int]) -> None:
-        made = self.ledger.turns[turn]
-        position = made.frontier
-        self.pool.write(made.lease, position, tuple(tokens))
-        self.ledger.commit(turn, tuple(tokens))
-
-    def end(self, turn: int, keep: int = BIG) -> None:
-        self.now += 1
-        self.ledger.release(turn, keep, self.now)
-        self.settle()
-
-    def settle(self) -> None:
-        self.pool.apply(self.ledger.take_orders())
-        assert bytes_held(self.pool, self.ledger) == self.ledger.used <= self.ledger.budget
-        assert self.ledger.audit() == []
-
-    def run(self, tokens: list[int], answer: list[int] | None = None, salt: bytes = b"") -> Grant:
-        """A whole turn: the prompt and all but the last answer token become rows."""
-        answer = answer or []
-        turn, got = self.begin(tokens, max(1, len(answer)), salt)
-        assert isinstance(got, Grant)
-        rest = tokens[got.matched :] + answer[:-1]
-        self.check(turn, tokens[: got.matched])
-        while rest:
-            room = self.ledger.turns[turn].lease.room(self.ledger.turns[turn].frontier)
-            if room == 0:
-                full = isinstance(self.ledger.grow(turn, 1), Shortage)
-                self.settle()
-                if full:
-                    break
-                continue
-            self.write(turn, rest[:room])
-            del rest[:room]
-        written = len(tokens) + len(answer[:-1]) - len(rest)
-        assert written >= len(tokens)
-        self.check(turn, (tokens + answer)[:written])
-        self.end(turn)
-        return got
-
-    def check(self, turn: int, tokens: list[int]) -> None:
-        made = self.ledger.turns[turn]
-        assert made.frontier == len(tokens)
-        lease = made.lease
-        leaves = (Link(x.segment, x.start, min(x.end, len(tokens))) for x in lease.leaves if x.start < len(tokens))
-        assert self.pool.read(Chain((*lease.base, *leaves), lease.end)) == tokens
-
-
-def story(seed: int, n: int) -> list[int]:
-    return [random.Random(seed).randrange(1000) for _ in range(n)] if n else []
+ROW = House.layout.row_bytes
 
 
 def test_a_first_prompt_is_fresh_and_pays_for_its_blocks_only() -> None:
