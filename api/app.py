@@ -21,7 +21,7 @@ from .anthropic import messages
 from .codec import json_response
 from .doors import Doors, Options
 from .drain import Drain
-from .errors import respond, shape_of
+from .errors import own_path, respond, shape_of
 from .gate import Gate
 from .meter import Meter
 from .openai import chat, completions, models, responses
@@ -107,7 +107,7 @@ def guarded(handler: Handler) -> Handler:
         except ClientDisconnect:
             return Response(status_code=400)
         except Exception as error:
-            return respond(error, shape_of(request.url.path))
+            return respond(error, shape_of(own_path(request.scope)))
 
     return run
 
@@ -115,7 +115,7 @@ def guarded(handler: Handler) -> Handler:
 async def _routing_error(request: Request, error: Exception) -> Response:
     """Starlette's own refusals (no such route, wrong method), as members of the tree."""
     assert isinstance(error, HTTPException)
-    path = request.url.path
+    path = own_path(request.scope)
     found: OnecopyError
     if error.status_code == 404:
         found = NotFound(f"There is no route {path}.")

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from onecopy.runtime.errors import ContextLengthExceeded, OnecopyError
 from starlette.responses import Response
+from starlette.types import Scope
 
 from .codec import json_response
 
@@ -37,6 +38,12 @@ ANTHROPIC_TYPES: Mapping[int, str] = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+
+
+def own_path(scope: Scope) -> str:
+    """The path of a request within this app, wherever another application mounted it."""
+    root, path = scope.get("root_path", ""), str(scope["path"])
+    return path.removeprefix(root) or "/" if root else path
 
 
 def shape_of(path: str) -> Shape:

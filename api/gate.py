@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .doors import Options
-from .errors import respond, shape_of
+from .errors import own_path, respond, shape_of
 from .safety import ANYONE, Keys, Principal, presented
 
 OPEN = frozenset({"/", "/health", "/openapi.json", "/favicon.ico"})
@@ -53,7 +53,7 @@ class Gate:
         except Exception as error:
             if logged.status:
                 raise
-            await respond(error, shape_of(scope["path"]))(scope, receive, logged.send)
+            await respond(error, shape_of(own_path(scope)))(scope, receive, logged.send)
         finally:
             logged.close()
 
@@ -63,7 +63,7 @@ class Gate:
         if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
             return Response(status_code=204)
         self._check_origin(headers)
-        scope["onecopy.principal"] = self._principal(scope["path"], headers)
+        scope["onecopy.principal"] = self._principal(own_path(scope), headers)
         return None
 
     def cors(self, headers: Headers) -> dict[str, str]:
