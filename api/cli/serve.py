@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 import socket
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass, field
 from typing import Any
 
 import trio
@@ -22,7 +24,7 @@ from .terminal import busy, say
 
 KEY_VARIABLE = "ONECOPY_API_KEY"
 GRACE = 3.0
-"""Seconds running requests get after a stop was asked for."""
+"""Seconds clients get to take the end of their replies, once the system has stopped."""
 log = logging.getLogger("onecopy.serve")
 
 
@@ -70,47 +72,61 @@ def open_system(options: SystemOptions) -> AbstractAsyncContextManager[Service]:
 
 
 async def _serve(args: argparse.Namespace) -> None:
-    """The socket first, so that a taken port costs no loading; the doors close while the system drains."""
+    """The socket first, so that a taken port costs no loading; the doors stay until the system has drained."""
     options = door_options(args)
     if not options.loopback and not options.keys and not options.key_file:
         log.warning("anyone who reaches %s can use this server; --api-key asks for a key", args.host)
     with listen(args.host, args.port) as listener:
         async with trio.open_nursery() as nursery:
-            stop, served = trio.Event(), trio.Event()
+            stop, doors = trio.Event(), Doors()
             nursery.start_soon(on_signals, stop.set, _give_up)
             async with AsyncExitStack() as stack:
                 with busy(f"loading {args.model}"):
                     service = await stack.enter_async_context(open_system(system_options(args)))
-                await nursery.start(_doors, service, options, listener, stop, served)
+                await nursery.start(doors.run, create_app(service, options), listener, stop)
                 say(f"onecopy serves {service.card.id} on {url_of(listener)}")
                 await stop.wait()
-            await _settled(served)
+            await doors.close()
             nursery.cancel_scope.cancel()
 
 
-async def _doors(
-    service: Service,
-    options: Options,
-    listener: socket.socket,
-    stop: trio.Event,
-    served: trio.Event,
-    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    app = create_app(service, options)
-    await serve(app, listener, stop=stop.wait, grace=GRACE, task_status=task_status)
-    served.set()
+@dataclass(slots=True)
+class Doors:
+    """The running doors. They accept nothing new once `stop` is set, and wait for as long as the system drains: its
+    turns end with an error event that still has to reach their clients."""
+
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    closed: trio.Event = field(default_factory=trio.Event)
+
+    async def run(
+        self,
+        app: Any,
+        listener: socket.socket,
+        stop: trio.Event,
+        task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        with self.scope:
+            await serve(app, listener, stop=stop.wait, grace=math.inf, task_status=task_status)
+        self.closed.set()
+
+    async def close(self) -> None:
+        """Give clients `GRACE` seconds to take what is left, then cut them off."""
+        with trio.move_on_after(GRACE):
+            await self.closed.wait()
+        self.scope.cancel()
+        with trio.move_on_after(GRACE):
+            await self.closed.wait()
+            return
+        log.warning("a client takes nothing of what was written to it; its connection is cut")
+        _leave(0)
 
 
-async def _settled(served: trio.Event) -> None:
-    """Wait for the doors. A peer that reads nothing can hold its connection open for ever; rows are safe by now."""
-    with trio.move_on_after(2 * GRACE):
-        await served.wait()
-        return
-    log.warning("a client did not take its last bytes; its connection is cut")
+def _leave(code: int) -> None:
+    """End the process. Needed where a write is shielded and never ends; what the store acknowledged is durable."""
     logging.shutdown()
-    os._exit(0)
+    os._exit(code)
 
 
 def _give_up() -> None:
-    """The second signal: end now. What the store has acknowledged is durable."""
+    """The second signal: end now."""
     os._exit(1)

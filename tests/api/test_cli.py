@@ -15,9 +15,11 @@ import pytest
 import trio
 from onecopy.actors.service import Options
 from onecopy.api import cli
+from onecopy.api.app import create_app
 from onecopy.api.cli import chat, flags, serve
-from onecopy.api.server import listen
-from onecopy.runtime.errors import ModelLoadError
+from onecopy.api.server import listen, url_of
+from onecopy.runtime.errors import ModelLoadError, Unavailable
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.support.http import running
 from tests.support.scripted import Say, ScriptedService
@@ -155,6 +157,45 @@ def test_serve_answers_until_it_is_told_to_stop(
     monkeypatch.setattr(serve, "say", ready)
     assert cli.main(["serve", "--port", "0", "--log-level", "error"]) == 0
     assert seen == [200]
+
+
+async def test_a_reply_that_the_stop_ends_tells_its_client_however_long_the_system_drains() -> None:
+    stop, doors, stopped = trio.Event(), serve.Doors(), trio.Event()
+
+    async def until_stopped() -> None:
+        await stopped.wait()
+        raise Unavailable("The server is stopping.")
+
+    service = ScriptedService(Say("x", before=until_stopped))
+    said: list[str] = []
+
+    async def listen_to(url: str) -> None:
+        body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
+        async with httpx.AsyncClient(timeout=60) as client:
+            said.append((await client.post(url + "/v1/chat/completions", json=body)).text)
+
+    with listen("127.0.0.1", 0) as listener:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(doors.run, create_app(service), listener, stop)
+            nursery.start_soon(listen_to, url_of(listener))
+            while not service.active:
+                await trio.sleep(0.01)
+            stop.set()
+            await wait_all_tasks_blocked()
+            assert not doors.closed.is_set()
+            stopped.set()
+            await doors.close()
+    assert '"code":"unavailable"' in said[0]
+    assert "[DONE]" not in said[0]
+
+
+async def test_a_client_that_takes_nothing_cannot_hold_the_process(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(serve, "_leave", codes.append)
+    await serve.Doors().close()
+    assert codes == [0]
 
 
 def test_a_chat_prints_replies_and_remembers_them(
