@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from .layout import BLOCK
 from .segments import Segment
 
 _TOKEN = 4
+
+LOOK = 32
+"""Holders of one block that are looked at. More of them have the very same rows, so any will do."""
 
 
 @dataclass(slots=True, eq=False)
@@ -100,7 +104,7 @@ class Prefixes:
     def longest(self, tokens: Sequence[int], limit: int, salt: bytes) -> Match:
         """The longest prefix of `tokens[:limit]` that some segment holds."""
         at = self._roots.get(salt)
-        best, ends = Match(0, ()), []
+        length, nodes, ends = 0, [], []
         wanted = _pack(tokens[:limit])
         for start in range(0, len(wanted), BLOCK * _TOKEN):
             if at is None:
@@ -108,14 +112,15 @@ class Prefixes:
             block = wanted[start : start + BLOCK * _TOKEN]
             whole = at.child(block) if len(block) == BLOCK * _TOKEN else None
             if whole is None:
-                shared, nodes = _nearest(at, block)
-                best = _longer(best, start // _TOKEN, shared, nodes)
+                shared, near = _nearest(at, block)
                 ends += _ends(at, block, start // _TOKEN, shared)
+                if shared:
+                    length, nodes = start // _TOKEN + shared, near
                 break
-            best = Match((start + len(block)) // _TOKEN, tuple(whole.holders))
-            ends += _idle_ends(whole, best.length)
-            at = whole
-        return Match(best.length, best.holders, tuple(sorted(ends, key=lambda s: -s.frontier)))
+            length, nodes, at = (start + len(block)) // _TOKEN, [whole], whole
+            ends += _idle_ends(whole, length)
+        holders = dict.fromkeys(s for node in nodes for s in islice(node.holders, LOOK))
+        return Match(length, tuple(holders), tuple(sorted(ends, key=lambda s: -s.frontier)))
 
     def _base(self, segment: Segment, salt: bytes) -> Node:
         """The node where the segment's own tokens begin: its parent holds the rows before, so the node is there."""
@@ -159,12 +164,6 @@ def _nearest(at: Node, block: bytes) -> tuple[int, list[Node]]:
     return most, [at.nodes[j] for j, n in shared.items() if n == most]
 
 
-def _longer(best: Match, start: int, shared: int, nodes: list[Node]) -> Match:
-    if shared == 0:
-        return best
-    return Match(start + shared, tuple(dict.fromkeys(s for node in nodes for s in node.holders)))
-
-
 END_SLACK = 64
 """Tokens by which a conversation that ends on a prefix may be shorter than the longest prefix and still be preferred:
 computing so few rows again costs less than a fork's copies and a second tail."""
@@ -180,4 +179,4 @@ def _ends(at: Node, block: bytes, start: int, shared: int) -> list[Segment]:
 
 
 def _idle_ends(node: Node, length: int) -> list[Segment]:
-    return [s for s in node.holders if s.tip is not None and s.lease is None and s.frontier == length]
+    return [s for s in islice(node.holders, LOOK) if s.tip is not None and s.lease is None and s.frontier == length]
