@@ -48,7 +48,7 @@ class Sizes:
     bursts: int = 5
 
 
-FULL, QUICK, SMOKE = Sizes(4096, 3, 10, 16, 1024), Sizes(1024, 1, 4, 8, 512, 2), Sizes(2000, 2, 4, 4, 600, 2)
+FULL, QUICK, SMOKE = Sizes(4096, 3, 10, 16, 1024), Sizes(1024, 1, 4, 8, 256, 2), Sizes(2000, 2, 4, 4, 600, 2)
 
 
 @dataclass(slots=True)

@@ -177,7 +177,7 @@ def main(argv: list[str] | None = None) -> None:
 
 async def measure(options: argparse.Namespace, report: Report, model: str) -> None:
     sizes: Sizes = sized(options, full=FULL, quick=QUICK, smoke=SMOKE)
-    kinds = peers_of(options)
+    kinds = peers_of(options, leave_when_quick=("llama",))
     times = report.table(
         "First token: with nothing kept, and with what was kept",
         *("scenario", "server", "cold ms", "warm ms", "cold ÷ warm", "reused", "tokens/s together", "failed"),

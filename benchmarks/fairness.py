@@ -64,7 +64,7 @@ async def measure(options: argparse.Namespace, report: Report, model: str) -> No
         *("server", "headers after ms", "longest silence ms"),
         note="silence: no byte at all, neither text nor comment",
     )
-    async with side_by_side(report, peers_of(options), model) as servers:
+    async with side_by_side(report, peers_of(options, leave_when_quick=("llama",)), model) as servers:
         for server in servers:
             await stream(server.http, server.body(fresh("Say hello.", "warm"), 4))
             alone, crowded = await by_themselves(server, model, sizes), await crowd(server, model, sizes)

@@ -39,7 +39,7 @@ READ = 8 * MIB
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """restored: whole blocks of each restored conversation. said: tokens a turn adds. slow: tokens of the state that
-    a slow disk takes, and of the reply meanwhile."""
+    a slow disk takes, and of the reply meanwhile. again: how often the two sides of a comparison take turns."""
 
     restored: tuple[int, ...]
     repeat: int
@@ -47,10 +47,11 @@ class Sizes:
     said: int
     slow: tuple[int, int]
     conversations: int
+    again: int = 2
 
 
 FULL = Sizes((16, 28), 5, 30, 100, (2048, 300), 200)
-QUICK = Sizes((4,), 3, 30, 30, (512, 60), 200)
+QUICK = Sizes((4,), 3, 30, 30, (512, 60), 200, 1)
 SMOKE = Sizes((2,), 2, 3, 100, (600, 30), 5)
 
 
@@ -64,7 +65,7 @@ def main(argv: list[str] | None = None) -> None:
         trio.run(restores, report, model, sizes)
         trio.run(written, report, model, sizes)
         trio.run(gaps, report, model, sizes)
-    trio.run(restarts, report, options.conversations or sizes.conversations)
+    trio.run(restarts, report, options.conversations or sizes.conversations, sizes.again + 1)
     report.finish()
 
 
@@ -236,9 +237,9 @@ class SlowDisk(RealDisk):
 
 
 async def gaps(report: Report, model: str, sizes: Sizes) -> None:
-    """Gaps between tokens while a slow disk is written to, and with nothing kept; each side twice, by turns."""
+    """Gaps between tokens while a slow disk is written to, and with nothing kept, by turns."""
     found: dict[bool, list[float]] = {True: [], False: []}
-    for keep in (False, True, False, True):
+    for keep in (False, True) * sizes.again:
         found[keep] += await gaps_of(model, sizes, keep)
     table = report.table("Gaps between tokens", "rows are saved", "p50 ms", "p99 ms", "longest ms")
     for keep, values in found.items():
@@ -262,13 +263,13 @@ async def gaps_of(model: str, sizes: Sizes, keep: bool) -> list[float]:
 # --- a restart
 
 
-async def restarts(report: Report, conversations: int) -> None:
+async def restarts(report: Report, conversations: int, repeat: int) -> None:
     """A start with many conversations on disk beside one with none, by turns."""
     with tiny_model() as model, TemporaryDirectory(prefix="onecopy-bench-rows-") as folder:
         full, empty = Path(folder) / "full", Path(folder) / "empty"
         await fill(model, full, conversations)
         found: dict[Path, list[tuple[float, int]]] = {full: [], empty: []}
-        for path in (empty, full) * 3:
+        for path in (empty, full) * repeat:
             async with started(OURS, model, ("--store", str(path)), stop=signal.SIGTERM) as server:
                 found[path].append((server.ready, server.memory()))
         table = report.table("A restart", "conversations on disk", "ready after ms", "memory MiB", "files MiB")
