@@ -6,7 +6,8 @@ installed is not offered. Each module has one function that adds its parser, wit
 a function from the parsed arguments to an exit code.
 
 serve.py    serve a model           chat.py    talk to one in the terminal
-models.py   what there is           audit.py, bench.py, store.py    checks, measurements, the rows store
+models.py   what there is           inspect.py     what a model costs and can do
+audit.py, bench.py, store.py    checks, measurements, the rows store
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ COMMANDS: dict[str, Command] = {
     "serve": Command("serve", "add_serve_command", "serve a model over HTTP"),
     "chat": Command("chat", "add_chat_command", "talk to a model in the terminal"),
     "models": Command("models", "add_models_command", "list models"),
-    "inspect": Command("models", "add_inspect_command", "what a model file is, without loading it"),
+    "inspect": Command("inspect", "add_inspect_command", "what a model costs and can do on this machine"),
     "audit": Command("audit", "add_audit_command", "check the exactness contract on a model"),
     "bench": Command("bench", "add_bench_command", "measure a model on this machine"),
     "store": Command("store", "add_store_commands", "look after the rows kept on disk"),

@@ -1,4 +1,4 @@
-"""`onecopy models` and `onecopy inspect`: what can be served, read from headers and configs alone."""
+"""`onecopy models`: what can be served, read from headers and configs alone."""
 
 from __future__ import annotations
 
@@ -17,12 +17,6 @@ def add_models_command(subparsers: Any) -> None:
     parser.set_defaults(run=run_models)
 
 
-def add_inspect_command(subparsers: Any) -> None:
-    parser = subparsers.add_parser("inspect", help="what a model file is, without loading it")
-    parser.add_argument("model", nargs="?", default="smollm2")
-    parser.set_defaults(run=run_inspect)
-
-
 def run_models(args: argparse.Namespace) -> int:
     from onecopy.runtime.models import list_models
 
@@ -30,18 +24,7 @@ def run_models(args: argparse.Namespace) -> int:
     if not rows:
         say("no models here")
         return 1
-    _table(("name", "kind", "size", "path"), rows)
-    return 0
-
-
-def run_inspect(args: argparse.Namespace) -> int:
-    from onecopy.runtime.models import resolve
-
-    source = resolve(args.model)
-    _table(
-        ("what", "value"),
-        [("name", source.id), ("kind", source.kind), ("size", human(source.nbytes)), ("path", str(source.path))],
-    )
+    table(("name", "kind", "size", "path"), rows)
     return 0
 
 
@@ -54,7 +37,7 @@ def human(nbytes: float) -> str:
     return f"{nbytes:.1f} TiB"
 
 
-def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
     """A table on a terminal; tab-separated lines for other programs."""
     if not sys.stdout.isatty():
         print("\n".join("\t".join(row) for row in rows))
@@ -62,7 +45,7 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*head, box=None)
+    shown = Table(*head, box=None)
     for row in rows:
-        table.add_row(*row)
-    Console().print(table)
+        shown.add_row(*row)
+    Console().print(shown)

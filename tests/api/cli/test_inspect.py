@@ -1,0 +1,83 @@
+"""`onecopy inspect`: the price list says what the layout says, and what fits really fits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from onecopy.api import cli
+from onecopy.api.cli.inspect import Facts, layer_lines, price_lines
+from onecopy.api.cli.models import human
+from onecopy.runtime.rows.layout import LayerLayout, Layout, RowTensor
+from onecopy.runtime.rows.pricing import conversation_bytes
+
+from tests.support.system import write_tiny
+
+ROWS = (RowTensor("k", 2, 64, 2), RowTensor("v", 2, 64, 2))
+MIXED = Layout(
+    (
+        LayerLayout("recurrent", anchor_bytes=4096),
+        LayerLayout("recurrent", anchor_bytes=4096),
+        LayerLayout("window", ROWS, window=512),
+        LayerLayout("qsa", (*ROWS, RowTensor("i", 1, 64, 2)), (RowTensor("p", 1, 64, 2),), 4),
+    )
+)
+
+
+def facts(layout: Layout, context: int = 8192) -> Facts:
+    return Facts("m", "hf", 1, "/m", "native", context, layout, "exact", "none", "none", "no")
+
+
+def prices(layout: Layout, budget: int, *lengths: int, context: int = 8192) -> dict[str, str]:
+    return dict(price_lines(facts(layout, context), budget, list(lengths)))
+
+
+def test_layers_are_counted_by_what_they_keep() -> None:
+    assert dict(layer_lines(MIXED)) == {
+        "2 recurrent layers": "state 4.0 KiB",
+        "1 window layers": "window 512, k 2x64x2B a row, v 2x64x2B a row",
+        "1 qsa layers": "k 2x64x2B a row, v 2x64x2B a row, i 1x64x2B a row, p 1x64x2B every 4 rows",
+    }
+
+
+def test_the_price_list_is_the_layouts() -> None:
+    budget = 10 * conversation_bytes(MIXED, 1000)
+    found = prices(MIXED, budget, 1000)
+    assert found["per row"] == human(MIXED.row_bytes)
+    assert found["per anchor"] == "8.0 KiB"
+    assert found["1000 tokens"] == f"{human(conversation_bytes(MIXED, 1000))} each, 10 fit"
+
+
+def test_an_attention_model_needs_no_anchors() -> None:
+    assert prices(Layout((LayerLayout("attention", ROWS),)), 1 << 20)["per anchor"] == "needs none"
+
+
+def test_the_largest_prompt_leaves_a_row_for_the_answer_and_stays_within_the_context() -> None:
+    layout = Layout((LayerLayout("attention", ROWS),))
+    assert prices(layout, 3 * layout.block_bytes)["largest prompt"] == "767 tokens"
+    assert prices(layout, 1 << 40)["largest prompt"] == "8191 tokens"
+
+
+def test_lengths_past_the_context_are_not_priced() -> None:
+    found = prices(MIXED, 1 << 30, 1024, 16384)
+    assert "1024 tokens" in found
+    assert "16384 tokens" not in found
+
+
+def test_a_model_is_inspected_as_a_server_would_load_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = write_tiny(tmp_path / "tiny")
+    assert cli.main(["inspect", str(model), "--memory", "8GB", "--tokens", "500"]) == 0
+    found = dict(line.split("\t") for line in capsys.readouterr().out.splitlines())
+    assert found["name"] == "tiny"
+    assert "2 attention layers" in found
+    assert found["exactness"].startswith(("exact", "not exact"))
+    assert found["tools"] == "described in the system message, calls written as json_tools"
+    assert found["thinking"] == "no"
+    assert "500 tokens" in found
+
+
+def test_headers_alone_are_read_without_loading(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = write_tiny(tmp_path / "tiny")
+    (model / "model.safetensors").write_bytes(b"\0" * 64)
+    assert cli.main(["inspect", str(model), "--no-load"]) == 0
+    assert "kind\thf" in capsys.readouterr().out
