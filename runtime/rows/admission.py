@@ -39,10 +39,13 @@ def admit(books: Books, turn: int, wanted: Wanted, name: str, now: float) -> Gra
     return got
 
 
-def leaf_rows(books: Books, wished: int, least: int, position: int, keep: Segment | None) -> int | None:
-    """Rows of a new leaf at `position`: generous if memory is free, else what is wished, else the least."""
-    grown = max(wished, position // GROWTH)
-    for rows in dict.fromkeys(round_up(max(1, r)) for r in (grown, wished, least)):
+def leaf_rows(books: Books, wished: int, least: int, keep: Segment | None, grown: int = 0) -> int | None:
+    """Rows of a new leaf: generous if memory is free, else what is wished, else the least.
+
+    grown: what a conversation that goes on gets at its length (`GROWTH`); a fork gets its own tail only, or many forks
+    of a long parent would each set aside a share of it.
+    """
+    for rows in dict.fromkeys(round_up(max(1, r)) for r in (max(wished, grown), wished, least)):
         if make_room(books, books.bill(Allocate(rows)), keep, hard=rows == round_up(max(1, least))):
             return rows
     return None
@@ -91,7 +94,7 @@ class Asked:
     def _fork(self, source: Segment | None, stop: int) -> Grant | Shortage:
         start = stop // BLOCK * BLOCK
         least = self.prompt + 1 - start
-        rows = self._fixed_rows(start, source) or leaf_rows(self.books, self.full - start, least, start, source)
+        rows = self._fixed_rows(start, source) or leaf_rows(self.books, self.full - start, least, source)
         if rows is None:
             return shortage(self.books, least, source)
         leaf = self._new_leaf(at(source, start) if source is not None and start else None, start, rows)
@@ -120,9 +123,10 @@ class Asked:
         conversation = self.books.conversations[tip.tip]
         rows = None
         if tip.end < self.prompt + 1 or tip.end < min(self.full, self.prompt + BLOCK // 4):
-            rows = leaf_rows(self.books, self.full - tip.end, self.prompt + 1 - tip.end, tip.end, tip)
+            least = self.prompt + 1 - tip.end
+            rows = leaf_rows(self.books, self.full - tip.end, least, tip, tip.end // GROWTH)
             if rows is None and tip.end < self.prompt:
-                return shortage(self.books, self.prompt + 1 - tip.end, tip)
+                return shortage(self.books, least, tip)
         self.books.cut(tip, stop)
         leaves = [tip]
         if rows is not None:

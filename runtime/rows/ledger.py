@@ -124,7 +124,7 @@ class Ledger:
         """Another leaf of at least `rows` rows for a turn whose leaves are full."""
         made = self.turns[turn]
         last = made.leaves[-1]
-        size = admission.leaf_rows(self._books, rows + RESERVE, rows, last.end, last)
+        size = admission.leaf_rows(self._books, rows + RESERVE, rows, last, last.end // GROWTH)
         if size is None:
             return shortage(self._books, rows, last)
         leaf = self._books.allocate(last, last.end, size)
