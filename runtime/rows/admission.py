@@ -28,7 +28,7 @@ GROWTH = 8
 
 def admit(books: Books, turn: int, wanted: Wanted, name: str, now: float) -> Grant | Shortage:
     """Finds rows for a turn; `name` is the conversation's if it turns out to be new. A shortage changed nothing."""
-    found = books.prefixes.longest(wanted.tokens, len(wanted.tokens) - 1, wanted.salt)
+    found = resumable(books, books.prefixes.longest(wanted.tokens, len(wanted.tokens) - 1, wanted.salt))
     asked = Asked(books, turn, wanted, name, now)
     got = asked.go_on(found) or asked.rewind(found) or asked.fork(found)
     if isinstance(got, Shortage) and found.length:
@@ -37,6 +37,15 @@ def admit(books: Books, turn: int, wanted: Wanted, name: str, now: float) -> Gra
     if isinstance(got, Shortage):
         books.totals.refused += 1
     return got
+
+
+def resumable(books: Books, found: Match) -> Match:
+    """What of a match a turn can go on from. A recurrent state cannot be trimmed: only where it stands, at the end of
+    a conversation whose rows were all delivered, can a turn go on; anywhere else it begins again."""
+    if not books.layout.recurrent:
+        return found
+    ends = tuple(s for s in found.ends if s.live)
+    return Match(ends[0].frontier if ends else 0, (), ends)
 
 
 def leaf_rows(books: Books, wished: int, least: int, keep: Segment | None, grown: int = 0) -> int | None:
@@ -136,8 +145,8 @@ class Asked:
         return self._lease(conversation, leaves, stop, how, diverged)
 
     def _merged(self, tip: Segment, beside: int) -> Segment:
-        if tip.depth < DEPTH:
-            return tip
+        if tip.depth < DEPTH or self.books.layout.recurrent:
+            return tip  # a merge copies rows; a recurrent state stays where it is
         merged, moved = merge(self.books, tip, beside)
         if moved:
             self.copied["merge"] = moved

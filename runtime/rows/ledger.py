@@ -198,6 +198,7 @@ class Ledger:
                 return shortage(books, BLOCK, source)
             leaf = books.allocate(at(source, start) if start else None, start, BLOCK)
             books.copy(source, leaf, start, stop, "fork")
+            leaf.live = not self.layout.recurrent
         made = books.begin(name, leaf, old.salt, now, old.hint)
         books.rest(made)
         return made

@@ -1,8 +1,8 @@
 """Making room: what can be given up, in which order, and whether it is enough before anything is touched.
 
-Order: unused blocks of idle segments, anchors beyond the newest two of idle conversations, idle conversations that are
-on disk, the others once `before_drop` agrees; the longest unused first. Never a held row, nor the chain that the
-incoming turn is about to use. The allocator's own pool goes back to the system with what was freed.
+Order: unused blocks of idle segments, idle conversations that are on disk, the others once `before_drop` agrees; the
+longest unused first. Never a held row, nor the chain that the incoming turn is about to use. The allocator's own pool
+goes back to the system with what was freed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ class Giving:
     """What is to be given up: segments to tidy, in order, then conversations to forget. freed: bytes it makes."""
 
     tidied: dict[int, int] = field(default_factory=dict)
-    anchors: list[tuple[Segment, int]] = field(default_factory=list)
     forgotten: list[Conversation] = field(default_factory=list)
     freed: int = 0
 

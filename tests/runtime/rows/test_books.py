@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from onecopy.runtime.rows.layout import BLOCK
-from onecopy.runtime.rows.ledger import Conversation, Grant, Shortage, Wanted
+from onecopy.runtime.rows.layout import BLOCK, LayerLayout, Layout
+from onecopy.runtime.rows.ledger import Conversation, Grant, Ledger, Shortage, Wanted
 from onecopy.runtime.rows.ops import Drop, Trim
 
 from tests.support.house import House, story
@@ -281,3 +281,60 @@ def test_a_hold_taken_twice_is_one_hold(holder: str) -> None:
     assert (s.held, s.locks) == (300, 1)
     del s.holds[holder]
     assert (s.held, s.locks) == (0, 0)
+
+
+# --- recurrent layouts
+
+
+class Recurrent(House):
+    """A house of a layout whose state cannot be trimmed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = Ledger(Layout((*House.layout.layers, LayerLayout("recurrent", anchor_bytes=1000))), 1 << 30)
+
+    def settle(self) -> None:
+        self.pool.apply(self.ledger.take_orders())
+        assert self.ledger.audit() == []
+
+
+def test_a_recurrent_conversation_goes_on_where_its_state_stands() -> None:
+    house = Recurrent()
+    house.run(story(1, 300), story(2, 5))
+    got = house.run(story(1, 300) + story(2, 5) + story(3, 20))
+    assert (got.how, got.matched) == ("adopted", 304)
+    assert house.ledger.used == 2 * SIZE + 1000
+
+
+def test_a_recurrent_prompt_that_leaves_anywhere_else_begins_again() -> None:
+    house = Recurrent()
+    house.run(story(1, 700), story(2, 50))
+    for at in (300, 512, 699, 720):
+        assert house.run([*(story(1, 700) + story(2, 50))[:at], 5000]).matched == 0
+
+
+def test_undelivered_rows_leave_a_recurrent_state_past_the_end_so_it_is_not_used() -> None:
+    house = Recurrent()
+    turn, _ = house.begin(story(1, 300), 50)
+    house.write(turn, story(1, 320))
+    house.end(turn, keep=310)
+    assert house.run([*story(1, 310), 5000]).matched == 0
+
+
+def test_a_recurrent_fork_without_a_state_of_its_own_is_not_resumed() -> None:
+    house = Recurrent()
+    house.run(story(1, 300))
+    house.ledger.fork("c1", None, "child", 1.0)
+    house.settle()
+    house.ledger.forget("c1")
+    assert house.run([*story(1, 300), 7]).matched == 0
+
+
+def test_a_recurrent_chain_is_never_merged() -> None:
+    house = Recurrent()
+    tokens = story(1, 50)
+    for k in range(30):
+        reply = story(k + 10, 300)
+        house.run(tokens, reply)
+        tokens = tokens + reply + story(k + 1000, 20)
+    assert "merge" not in house.ledger.totals.copied
