@@ -153,18 +153,25 @@ class Whole:
         )
 
     async def leave(self, wanted: dict[str, Any], after: int) -> None:
-        """A streaming client that leaves after so many pieces of the stream."""
-        async with self.http.stream("POST", CHAT, json={**wanted, "stream": True}) as answer:
-            if after:
-                async for _ in answer.aiter_raw():
-                    after -= 1
-                    if after <= 0:
-                        break
+        """A streaming client that leaves after it has read so many times."""
+        async with await self.connect({**wanted, "stream": True}) as client:
+            for _ in range(after):
+                if not await client.receive_some():
+                    break
+
+    async def connect(self, wanted: dict[str, Any]) -> trio.SocketStream:
+        """A connection on which a chat request was sent and nothing read."""
+        content = json.dumps(wanted).encode()
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        client = await trio.open_tcp_stream("127.0.0.1", self.server.port)
+        await client.send_all(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
+        return client
 
     async def drop_all(self) -> None:
-        """Forgets every idle conversation."""
-        for found in (await self.http.get("/v1/sessions")).json()["data"]:
-            (await self.http.delete(f"/v1/sessions/{found['id']}")).raise_for_status()
+        """Forgets every conversation, of any salt, once nothing runs."""
+        await self.at_rest()
+        for found in await self.system.sessions():
+            await self.system.drop(found.id)
 
     async def numbers(self) -> dict[str, Any]:
         return dict(await self.system.metrics())
@@ -177,6 +184,7 @@ class Whole:
             return found["bank"]["turns"] == found["bank"]["queued"] == found["lane"]["running"] == 0
 
         await eventually(rests)
+        await self.system._device.run(int)  # orders for buffers have been carried out
         return await self.numbers()
 
 
