@@ -13,6 +13,7 @@ from .decode.sampling import pick
 from .decode.want import Pick, Want
 from .models.layouts import ModelRows, model_rows
 from .models.loaded import Loaded
+from .numerics.blocks import install_swiglu
 from .numerics.prepare import linear_shapes, prepare
 from .numerics.probe import Numerics, plain, probe
 from .rows.buffers import Pool
@@ -21,6 +22,9 @@ from .rows.layout import Layout
 
 Array = Any
 Exactness = tuple[Literal["exact", "not exact"], tuple[str, ...]]
+
+KICK = 4
+"""Layers between two hand-overs of a round's graph to the device: building it then runs beside computing it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,7 @@ class Engine:
     def __init__(self, model: Any, rows: ModelRows, numerics: Numerics, context: int) -> None:
         self.model = model
         self.pool = Pool(rows.layout, rows.dtype)
-        self._caches = [RowCache(i, layer.window) for i, layer in enumerate(rows.layout.layers)]
+        self._caches = [RowCache(i, layer.window, i % KICK == 0) for i, layer in enumerate(rows.layout.layers)]
         self._numerics = numerics
         self._shape = prepare(model, numerics.choose, context).shape
 
@@ -48,9 +52,10 @@ class Engine:
         fast: skip the search for exact arithmetic. ModelLoadError when the model's layers cannot be kept as rows.
         """
         install_attention()
+        install_swiglu()
         rows = model_rows(loaded.model, loaded.id)
         body, heads = linear_shapes(loaded.model)
-        numerics = plain("chosen by --fast") if fast else probe(body, heads, rows.attention, stopwatch)
+        numerics = plain("chosen by --fast") if fast else probe(body, heads, rows.attention)
         return cls(loaded.model, rows, numerics, context)
 
     @property
@@ -94,14 +99,12 @@ class Engine:
 
     def forward(self, strips: Sequence[Strip]) -> Array:
         """Lazy logits `[wanted rows, vocab]` of the strips' wanted rows in order; evaluate with `settle`."""
-        real = sum(len(s.tokens) for s in strips)
-        rows = self._numerics.pad(real)
-        now = RoundRows(strips, self.pool, rows, self._numerics.tile)
-        self._shape.real = real
+        now = RoundRows(strips, self.pool, self._numerics.tile)
         self._shape.wanted = mx.array(np.array(_wanted_rows(strips), dtype=np.int32))
-        tokens = [t for s in strips for t in s.tokens] + [0] * (rows - real)
+        tokens = [t for s in strips for t in s.tokens]
+        positions = now.positions()
         for cache in self._caches:
-            cache.round = now
+            cache.round, cache.offset = now, positions
         try:
             logits = self.model(mx.array(np.array(tokens, dtype=np.int32))[:, None], cache=self._caches)
         finally:

@@ -76,7 +76,7 @@ def model_rows(model: nn.Module, name: str) -> ModelRows:
 def _kind(cache: Any, name: str) -> Kind:
     kinds: dict[str, Kind] = {"KVCache": "attention", "RotatingKVCache": "window", "ArraysCache": "recurrent"}
     kind = kinds.get(type(cache).__name__)
-    if kind is None or getattr(cache, "keep", 0):
+    if kind is None or getattr(cache, "keep", False):
         raise ModelLoadError(f"{name}: its layers keep a {type(cache).__name__}, which cannot be kept as rows.")
     return kind
 
@@ -86,12 +86,20 @@ def _layer(kind: Kind, cache: Any, name: str) -> tuple[LayerLayout, dict[RowTens
         return LayerLayout("recurrent", anchor_bytes=sum(s.nbytes for s in _states(cache))), {}
     if cache.keys is None:
         raise ModelLoadError(f"{name}: an attention layer keeps no keys, so its rows cannot be kept.")
-    pairs = {}
-    for part, array in (("k", cache.keys), ("v", cache.values)):
-        pairs[RowTensor(part, array.shape[1], array.shape[3], array.dtype.size)] = array.dtype
+    pairs = _tensors(cache.keys, cache.values)
     if kind == "window":
         return LayerLayout("window", tuple(pairs), window=int(cache.max_size)), pairs
     return LayerLayout("attention", tuple(pairs)), pairs
+
+
+def _tensors(keys: Array, values: Array) -> dict[RowTensor, Any]:
+    """One tensor for keys and values of one shape, heads of keys first: half the writes of two."""
+    if keys.shape == values.shape and keys.dtype == values.dtype:
+        return {RowTensor("kv", 2 * keys.shape[1], keys.shape[3], keys.dtype.size): keys.dtype}
+    return {
+        RowTensor(name, array.shape[1], array.shape[3], array.dtype.size): array.dtype
+        for name, array in (("k", keys), ("v", values))
+    }
 
 
 def _states(cache: Any) -> tuple[StateSpec, ...]:
@@ -99,5 +107,5 @@ def _states(cache: Any) -> tuple[StateSpec, ...]:
 
 
 def _attention_shape(layer: LayerLayout, cache: Any) -> tuple[int, int, int, int]:
-    keys, values = layer.rows
-    return keys.heads, cache.queries_seen[0] // keys.heads, keys.width, values.width
+    heads = cache.keys.shape[1]
+    return heads, cache.queries_seen[0] // heads, cache.keys.shape[3], cache.values.shape[3]

@@ -1,7 +1,8 @@
-"""Ways to lay out `x @ w.T` so that each row's bits are independent of the rows beside it.
+"""Ways to lay out a matrix product so that each row's bits are independent of the rows beside it.
 
-A BLAS picks its kernels from the whole shape, so the bits of one row change with the number of rows. Each arrangement
-fixes what the kernel may see: a least number of rows, a transposed product with spare rows, or tiles of a fixed height.
+A BLAS picks its kernels from the whole shape, so the bits of one row change with the number of rows. An arrangement
+allows only heights at which the machine's kernels give a row the same bits: at least so many rows, whole multiples, at
+most so many in one product.
 """
 
 from __future__ import annotations
@@ -16,24 +17,23 @@ Array = Any
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """rows are padded to a multiple of `multiple`, then by `spare` rows, at least `least` in all.
+    """A product takes `least` to `most` rows, a whole multiple of `multiple`. most 0 is no limit.
 
-    transposed: the product is taken as `(w @ x.T).T`. tile: rows go through in separate products of `multiple` rows.
+    More rows go through in tiles of `most`, and the rest of them in one smaller product.
     """
 
-    multiple: int = 1
-    spare: int = 0
     least: int = 1
-    transposed: bool = False
-    tile: bool = False
+    multiple: int = 1
+    most: int = 0
 
     def padded(self, rows: int) -> int:
-        """Rows of the product that is really computed for `rows` rows."""
-        return max(-(-rows // self.multiple) * self.multiple + self.spare, self.least)
+        """Rows that are really computed for `rows` rows."""
+        tiles = (rows - 1) // self.most * self.most if self.most else 0
+        return tiles + max(self.least, -(-(rows - tiles) // self.multiple) * self.multiple)
 
     def __str__(self) -> str:
-        form = "tiles of" if self.tile else ("transposed, rows to" if self.transposed else "rows to")
-        return f"{form} {self.multiple}, spare {self.spare}, least {self.least}"
+        most = f", at most {self.most}" if self.most else ""
+        return f"rows at least {self.least}, times {self.multiple}{most}"
 
 
 PLAIN = Arrangement()
@@ -41,37 +41,63 @@ PLAIN = Arrangement()
 
 CANDIDATES = (
     PLAIN,
+    Arrangement(least=2),
+    Arrangement(least=3),
+    Arrangement(least=4),
+    Arrangement(least=6),
     Arrangement(least=8),
     Arrangement(least=16),
-    Arrangement(least=8, transposed=True),
-    Arrangement(multiple=8, spare=8, transposed=True),
-    Arrangement(multiple=16, spare=16, transposed=True),
-    Arrangement(multiple=32, tile=True),
-    Arrangement(multiple=8, tile=True),
+    Arrangement(least=8, multiple=8, most=16),
+    Arrangement(least=4, multiple=4, most=8),
+    Arrangement(least=32, multiple=32, most=32),
+    Arrangement(least=16, multiple=16, most=16),
+    Arrangement(least=8, multiple=8, most=8),
+    Arrangement(least=4, multiple=4, most=4),
+    Arrangement(most=1),
 )
-"""Arrangements tried, each exact on some kernel family; the probe times the exact ones and takes the cheapest."""
+"""Arrangements in order of cost, each exact on some kernel family. The first exact one is taken: a choice by measured
+time could differ from one start to the next, and rows kept on disk with it."""
+
+_zeros: dict[tuple[tuple[int, ...], Any], Array] = {}
+
+
+def zero_rows(shape: tuple[int, ...], dtype: Any) -> Array:
+    """Evaluated zeros, made once for each shape."""
+    key = (shape, dtype)
+    if key not in _zeros:
+        _zeros[key] = mx.zeros(shape, dtype)
+        mx.eval(_zeros[key])
+    return _zeros[key]
 
 
 def pad_rows(x: Array, rows: int) -> Array:
-    """`x [n, k]` with zero rows appended up to `rows`."""
-    short = rows - x.shape[0]
-    return x if short <= 0 else mx.concatenate([x, mx.zeros((short, x.shape[1]), x.dtype)])
+    """`x [..., n, k]` with zero rows appended up to `rows`."""
+    *lead, n, k = x.shape
+    return x if n >= rows else mx.concatenate([x, zero_rows((*lead, rows - n, k), x.dtype)], axis=-2)
 
 
-def product(x: Array, w: Array, how: Arrangement, real: int) -> Array:
-    """`x [n, k] @ w[m, k].T` as `[n, m]`, laid out as `how` says. Lazy.
-
-    Only the first `real` rows count: rows past them may already be padding, and come back as anything finite.
-    """
-    n, need = x.shape[0], how.padded(real)
-    if how.tile:
-        y = _tiled(pad_rows(x[:need], need), w, how.multiple)
-        return pad_rows(y, n) if n > need else y[:n]
-    x = pad_rows(x, need)
-    y = mx.matmul(w, x.T).T if how.transposed else mx.matmul(x, w.T)
-    return y[:n] if y.shape[0] != n else y
+def product(x: Array, w: Array, how: Arrangement) -> Array:
+    """`x [n, k] @ w[m, k].T` as `[n, m]`, laid out as `how` says. Lazy."""
+    n = x.shape[0]
+    y = _cut(pad_rows(x, how.padded(n)), w.T, how.most)
+    return y if y.shape[0] == n else y[:n]
 
 
-def _tiled(x: Array, w: Array, height: int) -> Array:
+def batched(x: Array, b: Array, how: Arrangement) -> Array:
+    """`x [h, t, n, k] @ b[h, t, k, m]`, where `n` is a height that `how` padded. An axis of `x` may be 1. Lazy."""
+    n = x.shape[2]
+    if not how.most or n <= how.most:
+        return mx.matmul(x, b)
+    full = n // how.most * how.most
+    tiles = mx.matmul(mx.unflatten(x[:, :, :full], 2, (-1, how.most)), b[:, :, None]).flatten(2, 3)
+    return tiles if full == n else mx.concatenate([tiles, mx.matmul(x[:, :, full:], b)], axis=2)
+
+
+def _cut(x: Array, b: Array, most: int) -> Array:
+    n = x.shape[0]
+    if not most or n <= most:
+        return mx.matmul(x, b)
+    full = n // most * most
     # A batch axis on both sides keeps MLX from folding the tiles back into one product.
-    return mx.matmul(x.reshape(-1, height, x.shape[1]), w.T[None]).reshape(x.shape[0], -1)
+    tiles = mx.matmul(mx.unflatten(x[:full], 0, (-1, most)), b[None]).flatten(0, 1)
+    return tiles if full == n else mx.concatenate([tiles, mx.matmul(x[full:], b)])

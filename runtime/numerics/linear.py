@@ -13,36 +13,32 @@ Array = Any
 
 
 class RoundShape:
-    """What the layers of one model need to know of the round in hand. Set by the engine before each forward.
+    """What the head of a model needs to know of the round in hand: the rows whose logits are wanted, None = all."""
 
-    real: rows that count; the rest of the batch is padding. wanted: rows whose logits are needed, None = all.
-    """
-
-    __slots__ = ("real", "wanted")
+    __slots__ = ("wanted",)
 
     def __init__(self) -> None:
-        self.real = 1
         self.wanted: Array | None = None
 
 
 class RowLinear(nn.Module):  # type: ignore[misc]
     """`nn.Linear` over `[rows, 1, k]` (or any leading shape) with an exact arrangement. The weights are shared."""
 
-    def __init__(self, weight: Array, bias: Array | None, shape: RoundShape, how: Arrangement) -> None:
+    def __init__(self, weight: Array, bias: Array | None, how: Arrangement) -> None:
         super().__init__()
         self.weight = weight
         if bias is not None:
             self.bias = bias
-        self._shape = shape
         self._how = how
 
     def __call__(self, x: Array) -> Array:
-        lead = x.shape[:-1]
-        flat = x.reshape(-1, x.shape[-1])
-        y = product(flat, self.weight, self._how, _real_rows(self._shape, flat.shape[0]))
-        if "bias" in self:
-            y = y + self.bias
-        return y[:, None, :] if len(lead) == 2 and lead[1] == 1 else y.reshape(*lead, -1)
+        *lead, width = x.shape
+        return self.flat(x.reshape(-1, width)).reshape(*lead, -1)
+
+    def flat(self, x: Array) -> Array:
+        """`x [rows, k]` to `[rows, m]`."""
+        y = product(x, self.weight, self._how)
+        return y + self.bias if "bias" in self else y
 
 
 class FusedLinear(nn.Module):  # type: ignore[misc]
@@ -51,10 +47,10 @@ class FusedLinear(nn.Module):  # type: ignore[misc]
     The first part called with an input computes all parts, the others take their slice of that result.
     """
 
-    def __init__(self, layers: list[nn.Linear], shape: RoundShape, how: Arrangement) -> None:
+    def __init__(self, layers: list[nn.Linear], how: Arrangement) -> None:
         super().__init__()
         bias = mx.concatenate([x.bias for x in layers]) if all("bias" in x for x in layers) else None
-        self.joined = RowLinear(mx.concatenate([x.weight for x in layers]), bias, shape, how)
+        self.joined = RowLinear(mx.concatenate([x.weight for x in layers]), bias, how)
         mx.eval(self.joined.parameters())
         ends = [0]
         for layer in layers:
@@ -81,6 +77,11 @@ class FusedPart(nn.Module):  # type: ignore[misc]
         self._fused = [fused]  # a list hides the shared module from parameter traversal
         self._part = part
 
+    @property
+    def whole(self) -> RowLinear:
+        """The product of which this is a part."""
+        return self._fused[0].joined
+
     def __call__(self, x: Array) -> Array:
         return self._fused[0].take(x, self._part)
 
@@ -100,7 +101,7 @@ class RowHead(nn.Module):  # type: ignore[misc]
         flat = x.reshape(-1, x.shape[-1])
         if self._shape.wanted is not None:
             flat = flat[self._shape.wanted]
-        y = product(flat, self.weight, self._how, flat.shape[0])
+        y = product(flat, self.weight, self._how)
         if "bias" in self:
             y = y + self.bias
         return y[None]
@@ -119,7 +120,3 @@ class TiedEmbedding(nn.Module):  # type: ignore[misc]
 
     def as_linear(self, x: Array) -> Array:
         return self._head(x)
-
-
-def _real_rows(shape: RoundShape, rows: int) -> int:
-    return min(shape.real, rows) if rows >= shape.real else rows

@@ -8,10 +8,12 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from onecopy.runtime.rows.attention import LOG2_E
 
 from .arrange import Arrangement
+from .blocks import ATTENTION, FEED_FORWARD, RowAttention, RowFeedForward, named
 from .linear import FusedLinear, FusedPart, RoundShape, RowHead, RowLinear, TiedEmbedding
-from .rope import RopeTable, TableRope, inverse_frequencies
+from .rope import HeadTable, RopeTable, TableRope, inverse_frequencies
 
 Array = Any
 Choose = Callable[[int, int, bool], Arrangement]
@@ -23,12 +25,13 @@ FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What `prepare` did. shape: set `real` and `wanted` before each forward."""
+    """What `prepare` did. shape: set `wanted` before each forward."""
 
     shape: RoundShape
     fused: int
     linears: int
     ropes: int
+    blocks: int
     head: bool
 
 
@@ -54,22 +57,24 @@ def linear_shapes(model: nn.Module) -> tuple[set[tuple[int, int]], set[tuple[int
 def prepare(model: nn.Module, choose: Choose, positions: int) -> Prepared:
     """Exchanges modules of `model` in place. positions: length of the rope tables in rows."""
     shape = RoundShape()
-    fused = _fuse(model, shape, choose)
+    fused = _fuse(model, choose)
     linears = _replace(model, _is_plain, lambda path, m: _linear(path, m, shape, choose))
     tied = _replace(model, _is_embedding, lambda _, m: _embedding(m, shape, choose))
     head = any(isinstance(m, RowHead) for _, m in model.named_modules()) or tied > 0
     ropes = _replace(model, lambda m: inverse_frequencies(m) is not None, _rope_maker(positions))
-    return Prepared(shape, fused, linears, ropes, head)
+    blocks = _replace(model, _is_attention, _attention_maker())
+    blocks += _replace(model, _is_feed_forward, lambda _, m: RowFeedForward(m.gate_proj.whole, m.down_proj))
+    return Prepared(shape, fused, linears, ropes, blocks, head)
 
 
-def _fuse(model: nn.Module, shape: RoundShape, choose: Choose) -> int:
+def _fuse(model: nn.Module, choose: Choose) -> int:
     count = 0
     for _, module in model.named_modules():
         for names in FUSED:
             if _fusable(module, names):
                 parts = [module[n] for n in names]
                 outputs = sum(p.weight.shape[0] for p in parts)
-                joined = FusedLinear(parts, shape, choose(outputs, parts[0].weight.shape[1], False))
+                joined = FusedLinear(parts, choose(outputs, parts[0].weight.shape[1], False))
                 for i, name in enumerate(names):
                     setattr(module, name, FusedPart(joined, i))
                 count += 1
@@ -97,8 +102,9 @@ def _is_embedding(module: Any) -> bool:
 def _linear(path: str, module: nn.Module, shape: RoundShape, choose: Choose) -> nn.Module:
     bias = module.bias if "bias" in module else None
     outputs, inputs = module.weight.shape
-    made = RowHead if path.endswith("lm_head") else RowLinear
-    return made(module.weight, bias, shape, choose(outputs, inputs, made is RowHead))
+    if path.endswith("lm_head"):
+        return RowHead(module.weight, bias, shape, choose(outputs, inputs, True))
+    return RowLinear(module.weight, bias, choose(outputs, inputs, False))
 
 
 def _embedding(module: nn.Module, shape: RoundShape, choose: Choose) -> nn.Module:
@@ -116,6 +122,32 @@ def _rope_maker(positions: int) -> Callable[[str, nn.Module], nn.Module]:
         if key not in tables:
             tables[key] = RopeTable(inverse, scale, positions)
         return TableRope(dims, traditional, tables[key], rope)
+
+    return make
+
+
+def _is_attention(module: nn.Module) -> bool:
+    if named(module) not in ATTENTION:
+        return False
+    rope = module.rope
+    whole = isinstance(rope, TableRope) and rope.dims == module.o_proj.weight.shape[1] // module.n_heads
+    return whole and isinstance(module.q_proj, FusedPart) and isinstance(module.o_proj, RowLinear)
+
+
+def _is_feed_forward(module: nn.Module) -> bool:
+    fused = named(module) in FEED_FORWARD and isinstance(module.gate_proj, FusedPart)
+    return fused and isinstance(module.down_proj, RowLinear)
+
+
+def _attention_maker() -> Callable[[str, nn.Module], nn.Module]:
+    tables: dict[tuple[Any, ...], HeadTable] = {}
+
+    def make(_: str, old: nn.Module) -> nn.Module:
+        heads = (int(old.n_heads), int(old.n_kv_heads), int(old.n_kv_heads))
+        key = (id(old.rope.table), old.rope.traditional, heads, old.scale)
+        if key not in tables:
+            tables[key] = HeadTable(old.rope.table, old.rope.traditional, heads, old.scale * LOG2_E)
+        return RowAttention(old, old.q_proj.whole, old.o_proj, tables[key])
 
     return make
 

@@ -1,4 +1,4 @@
-"""The start-up self-check: which arrangements are exact here, for the shapes of this model, and what each costs.
+"""The start-up self-check: which arrangements are exact here, for the shapes of this model.
 
 A candidate is exact when a row's bits are the same alone, in a batch of any height tried, and at any place in it.
 Nothing is assumed of the BLAS: a machine where no candidate passes is reported as not exact.
@@ -8,25 +8,29 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from onecopy.runtime.rows.attention import LOG2_E, RowTile, TileSpan, attend
+from onecopy.runtime.rows.attention import LOG2_E, RowTile, Tiles, attend, cut
 from onecopy.runtime.rows.layout import BLOCK
 
-from .arrange import CANDIDATES, PLAIN, Arrangement, product
+from .arrange import CANDIDATES, PLAIN, Arrangement, batched, pad_rows, product
 
 Array = Any
-Stopwatch = Callable[[], float]
 
-HEIGHTS = (1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 24, 32, 33, 56, 64, 100, 128, 200, 256)
-"""Rows run together in the check: every small batch a decode or verify round can have, and prefill chunks."""
+HEIGHTS = (1, 2, 8, 3, 16, 4, 7, 9, 5, 13, 6, 12, 17, 24, 31, 32, 48, 100, 256)
+"""Rows run together in the check: every small batch a decode or verify round can have, and prefill chunks. Those that
+tell kernels apart come first, so that a candidate that is not exact is left early."""
 
-TILES = (RowTile(0, 8, 1), RowTile(0, 8, 8), RowTile(0, 16, 16), RowTile(24), RowTile(16), RowTile(8))
-"""Groupings of attention rows tried, cheapest for a prefill first; a tile of one query group is the last resort."""
+TALL = 64
+"""A head sees at most about so many rows."""
+
+WIDE = 8192
+"""Outputs checked at every height; a wider head is checked whole at two heights, to keep start-up short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,96 +51,111 @@ class Numerics:
     def choose(self, outputs: int, inputs: int, head: bool) -> Arrangement:
         return self.linears.get((outputs, inputs, head), PLAIN)
 
-    def pad(self, rows: int) -> int:
-        """Rows of the flat batch for `rows` real rows, so that body linears need no padding of their own."""
-        return max([rows, *(a.padded(rows) for (_, _, head), a in self.linears.items() if not head)])
-
 
 def plain(reason: str) -> Numerics:
     """Everything as the machine does it by itself, with nothing promised."""
-    return Numerics({}, RowTile(0, 1), False, (reason,))
+    return Numerics({}, RowTile(), False, (reason,))
 
 
 def probe(
-    body: Iterable[tuple[int, int]],
-    heads: Iterable[tuple[int, int]],
-    attention: Iterable[tuple[int, int, int, int]],
-    stopwatch: Stopwatch,
+    body: Iterable[tuple[int, int]], heads: Iterable[tuple[int, int]], attention: Iterable[tuple[int, int, int, int]]
 ) -> Numerics:
     """Checks linears of `(outputs, inputs)` and attention of `(kv heads, query group, key width, value width)`."""
     linears: dict[tuple[int, int, bool], Arrangement] = {}
     reasons: list[str] = []
     for shapes, head in ((sorted(body), False), (sorted(heads), True)):
         for outputs, inputs in shapes:
-            found = _cheapest(outputs, inputs, head, stopwatch)
+            found = exact_linear(outputs, inputs, head)
             if found is None:
                 reasons.append(f"linear {outputs}x{inputs}: no arrangement is exact")
             linears[outputs, inputs, head] = found or PLAIN
-    tile = next((t for t in TILES if all(attention_is_exact(*shape, t) for shape in attention)), None)
+    tile = exact_tile(tuple(sorted(attention)))
     if tile is None:
         reasons.append("attention: no row tile is exact")
-    return Numerics(linears, tile or RowTile(0, 1), not reasons, tuple(reasons))
+    return Numerics(linears, tile or RowTile(), not reasons, tuple(reasons))
 
 
-def linear_is_exact(outputs: int, inputs: int, how: Arrangement, heights: Iterable[int] = HEIGHTS) -> bool:
-    """Whether `how` gives each row the same bits in every batch tried."""
-    draw = np.random.default_rng(outputs * 31 + inputs)
-    w = mx.array(draw.standard_normal((outputs, inputs), dtype=np.float32))
-    x = mx.array(draw.standard_normal((256, inputs), dtype=np.float32))
-    whole = np.array(product(x, w, how, 256))
+@cache
+def exact_linear(outputs: int, inputs: int, head: bool) -> Arrangement | None:
+    """The first candidate with which each row of `x @ w[outputs, inputs].T` has bits of its own, or None."""
+    heights = [n for n in HEIGHTS if n <= TALL] if head else HEIGHTS
+    w, x = _values(min(outputs, WIDE), inputs), _values(256, inputs)
+    for how in CANDIDATES:
+        if not linear_is_exact(x, w, how, heights):
+            continue
+        if outputs <= WIDE or linear_is_exact(x, _values(outputs, inputs), how, (1, 9)):
+            return how
+    return None
+
+
+def linear_is_exact(x: Array, w: Array, how: Arrangement, heights: Iterable[int]) -> bool:
+    """Whether `how` gives each row of `x @ w.T` the same bits at every height, wherever it stands."""
+    tallest = max(heights)
+    whole = np.array(product(x[:tallest], w, how))
     for n in heights:
-        for start in {0, (37 * n) % (257 - n)}:
-            if not np.array_equal(np.array(product(x[start : start + n], w, how, n)), whole[start : start + n]):
-                return False
+        start = (37 * n) % (tallest + 1 - n)
+        if not np.array_equal(np.array(product(x[start : start + n], w, how)), whole[start : start + n]):
+            return False
+    return True
+
+
+@cache
+def exact_tile(shapes: tuple[tuple[int, int, int, int], ...]) -> RowTile | None:
+    """The first grouping of query rows that is exact for every shape, in its two products and over any segments."""
+    first = {(kvh, group, width, BLOCK, True) for kvh, group, width, _ in shapes}
+    second = {(kvh, group, BLOCK, width, False) for kvh, group, _, width in shapes}
+    scores, mix = (
+        next((how for how in CANDIDATES if all(_batch_is_exact(*s, how) for s in sorted(sides))), None)
+        for sides in (first, second)
+    )
+    if scores is None or mix is None:
+        return None
+    tile = RowTile(scores, mix)
+    return tile if all(attention_is_exact(*shape, tile) for shape in shapes) else None
+
+
+def _batch_is_exact(kvh: int, group: int, inputs: int, outputs: int, turned: bool, how: Arrangement) -> bool:
+    """Whether `how` gives each row of `[kvh, 1, rows, inputs] @ [kvh, 1, inputs, outputs]` the same bits at any height.
+
+    turned: the second factor is kept as `[outputs, inputs]`, as keys are.
+    """
+    x, b = _values(kvh * 96, inputs).reshape(kvh, 1, 96, inputs), _values(kvh * inputs, outputs)
+    b = b.reshape(kvh, 1, outputs, inputs).swapaxes(-1, -2) if turned else b.reshape(kvh, 1, inputs, outputs)
+
+    def run(start: int, n: int) -> Any:
+        rows = pad_rows(x[:, :, start : start + n], how.padded(n))
+        return np.array(batched(rows, b, how)[:, :, :n])
+
+    whole = run(0, 96)
+    for n in {group, 2 * group, 8 * group, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 24, 33, 48} - set(range(97, 4096)):
+        start = (13 * n) % (97 - n)
+        if not np.array_equal(run(start, n), whole[:, :, start : start + n]):
+            return False
     return True
 
 
 def attention_is_exact(kvh: int, group: int, width: int, value_width: int, tile: RowTile) -> bool:
     """Whether attention gives a query the same bits alone, beside others, and over one segment or two."""
-    draw = np.random.default_rng(kvh * 131 + width)
-    keys, values = (mx.array(draw.standard_normal((kvh, 3 * BLOCK, d), dtype=np.float32)) for d in (width, value_width))
-    queries = mx.array(draw.standard_normal((kvh, 64 * group, width), dtype=np.float32)) * (LOG2_E / math.sqrt(width))
+    keys, values = (_values(3 * BLOCK, kvh * d).reshape(kvh, -1, d) for d in (width, value_width))
+    queries = _values(64 * group, kvh * width).reshape(kvh, -1, width) * (LOG2_E / math.sqrt(width))
 
-    def run(rows: slice, *cuts: int) -> Any:
-        q = queries[:, rows.start * group : rows.stop * group]
-        edges = [0, *cuts, 3]
-        spans = [TileSpan(0, a, b, None) for a, b in itertools.pairwise(edges)]
-        return np.array(attend(q, [keys] * len(spans), [values] * len(spans), spans, tile, None))
+    def run(start: int, rows: int, *cuts: int) -> Any:
+        q = queries[:, start * group : (start + rows) * group]
+        edges = itertools.pairwise([0, *cuts, 3])
+        spans = [Tiles(*(cut(x, slice(None), a, b) for x in (keys, values))) for a, b in edges]
+        return np.array(attend(q, spans, tile, None))
 
-    whole = run(slice(0, 64))
-    for n in (1, 2, 3, 4, 8, 17, 64):
-        for start in {0, (13 * n) % (65 - n)}:
-            want = whole[:, start * group : (start + n) * group]
-            for cuts in ((), (1,), (1, 2)):
-                if not np.array_equal(run(slice(start, start + n), *cuts), want):
-                    return False
+    whole = run(0, 64)
+    for n in (1, 2, 8, 3, 4, 5, 17, 64):
+        start = (13 * n) % (65 - n)
+        want = whole[:, start * group : (start + n) * group]
+        for cuts in ((), (1,), (1, 2)) if n in (1, 17) else ((),):
+            if not np.array_equal(run(start, n, *cuts), want):
+                return False
     return True
 
 
-def _cheapest(outputs: int, inputs: int, head: bool, stopwatch: Stopwatch) -> Arrangement | None:
-    heights = tuple(n for n in HEIGHTS if n <= 64) if head else HEIGHTS
-    exact = [how for how in CANDIDATES if linear_is_exact(min(outputs, _HEAD_ROWS), inputs, how, heights)]
-    exact = [how for how in exact if outputs <= _HEAD_ROWS or linear_is_exact(outputs, inputs, how, (1, 8))]
-    if not exact:
-        return None
-    return min(exact, key=lambda how: _cost(outputs, inputs, how, head, stopwatch))
-
-
-_HEAD_ROWS = 8192
-"""Outputs checked at every height; a wider head is checked whole at two heights, to keep start-up short."""
-
-
-def _cost(outputs: int, inputs: int, how: Arrangement, head: bool, stopwatch: Stopwatch) -> float:
-    """Seconds of one decode row plus a share of a prefill chunk: rounds of both kinds matter."""
-    w = mx.zeros((outputs, inputs))
-    cost = 0.0
-    for n, weight in ((1, 1.0), (8, 0.5)) if head else ((1, 1.0), (8, 0.5), (256, 0.25)):
-        x = mx.zeros((n, inputs))
-        mx.eval(w, x, product(x, w, how, n))
-        best = math.inf
-        for _ in range(3):
-            begin = stopwatch()
-            mx.eval(product(x, w, how, n))
-            best = min(best, stopwatch() - begin)
-        cost += weight * best
-    return cost
+def _values(rows: int, width: int) -> Array:
+    """Fixed normal values `[rows, width]`."""
+    base = np.random.default_rng(7).standard_normal(65521, dtype=np.float32)
+    return mx.array(np.resize(base, rows * width).reshape(rows, width))
