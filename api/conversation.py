@@ -40,6 +40,8 @@ class Conversation:
     messages: list[dict[str, Any]] = field(default_factory=list)
     tools: Tools = ()
     defaults: Settings = field(default_factory=lambda: Settings())
+    key: str = ""
+    """Sent as `prompt_cache_key`: tells the bank which of several equal rows are this conversation's own."""
     session: str | None = None
     """The id at the bank after the first turn."""
     receipt: Receipt | None = None
@@ -71,7 +73,7 @@ class Conversation:
         """
         said = messages_in(messages)
         offered = self.tools if tools is None else tools
-        given: Settings = {**self.defaults, **settings}
+        given: Settings = {"prompt_cache_key": self.key, **self.defaults, **settings}
         asked: list[dict[str, Any]] = []
         prompt: list[Ids] = []
 
@@ -99,7 +101,7 @@ class Conversation:
         at: share exactly the first `at` rows, reserved at the bank now; the messages that lie within them are kept.
         """
         child = Conversation(self.home, [dict(m) for m in self.messages], self.tools, self.defaults.copy())
-        child.parent = self.session
+        child.key, child.parent = self.home.service.new_id("chat_"), self.session
         if at is not None:
             if not 0 < at <= len(self._ids):
                 raise BadRequest(f"at must be from 1 to {len(self._ids)}.", param="at")
@@ -188,7 +190,7 @@ def opened(
     first = [{"role": "system", "content": system}] if system else []
     made = [*first, *plain(messages)]
     checked(home.service, made or [{"role": "user", "content": "?"}], tools, defaults)
-    return Conversation(home, made, tools_in(tools), defaults)
+    return Conversation(home, made, tools_in(tools), defaults, home.service.new_id("chat_"))
 
 
 def _size(talk: Talk) -> int:
