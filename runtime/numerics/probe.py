@@ -156,6 +156,6 @@ def attention_is_exact(kvh: int, group: int, width: int, value_width: int, tile:
 
 
 def _values(rows: int, width: int) -> Array:
-    """Fixed normal values `[rows, width]`."""
-    base = np.random.default_rng(7).standard_normal(65521, dtype=np.float32)
+    """Fixed values `[rows, width]` in [-1, 1] with no pattern that a kernel's strides would repeat."""
+    base = np.sin(np.arange(1.0, 65522.0) ** 2).astype(np.float32)
     return mx.array(np.resize(base, rows * width).reshape(rows, width))
