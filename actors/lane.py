@@ -65,8 +65,7 @@ class Lane(Actor):
             while True:
                 await self.work(await self._receive())
                 await self._grow_stuck()
-                for turn in self._ready():
-                    turn.propose(len(self._widths) - 1)
+                self._propose()
                 now = plan([t.view() for t in self._ready()], self._costs, self._limits, self._owed)
                 if not now.idle:
                     await self._round(now)
@@ -112,6 +111,10 @@ class Lane(Actor):
                 turn.lease = lease
             elif self._turns.pop(turn.id, None) is not None:
                 self._tell(turn, Produced((), "length", "no memory for more rows"))
+
+    def _propose(self) -> None:
+        for turn in self._ready():
+            turn.propose(len(self._widths) - 1)
 
     async def _round(self, now: Round) -> None:
         """One forward, then everybody hears what it brought."""
