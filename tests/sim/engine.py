@@ -1,0 +1,275 @@
+"""The engine of a simulation: the surface of `onecopy.runtime.engine.Engine` over buffers of hashes.
+
+Buffers behave as MLX's do: written in place by a sole owner, copied whole when a view of them is still alive. Every
+rule of the one copy that can be seen here is checked here: `broken` gets a sentence for each one that is not kept.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from onecopy.runtime.decode import Pick, Want
+from onecopy.runtime.rows.caches import Strip
+from onecopy.runtime.rows.layout import BLOCK, Layout
+from onecopy.runtime.rows.ops import Allocate, CopyRows, Drop, ResizeLayer, RowOp, Trim
+
+from tests.sim import model
+from tests.sim.model import RATIO, WINDOW, Words
+
+Broken = Callable[[str], None]
+
+GARBAGE = 0xDEADDEADDEADDEAD
+_OWNERS = 2
+"""References to a buffer while it is written and nobody looks at it: its place, and the argument of getrefcount."""
+
+
+@dataclass(slots=True, eq=False)
+class Layer:
+    """One layer of one segment, shaped as the real buffers are: `arrays["k"]` is `[1, capacity, 1]`."""
+
+    arrays: dict[str, Words]
+    pooled: Words
+
+    def write(self, name: str, at: int, rows: Words) -> None:
+        rows = np.asarray(rows)
+        self.arrays[name][:, at : at + rows.shape[1]] = rows
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """One segment's buffers."""
+
+    start: int
+    capacity: int
+    layers: list[Layer]
+
+    @property
+    def end(self) -> int:
+        return self.start + self.capacity
+
+    def rows(self, layer: int) -> Words:
+        """A view of one layer's rows, not to be kept."""
+        return self.layers[layer].arrays["k"][0, :, 0]
+
+    def nbytes(self, layer: int) -> int:
+        found = self.layers[layer]
+        return found.arrays["k"].nbytes + found.pooled.nbytes
+
+    def flat(self) -> list[Words]:
+        return []
+
+
+class SimPool:
+    """Segments by id. budget: bytes at most at any instant. copied: bytes moved by orders. forced: by live views.
+
+    strict: views are looked for; not where a stager may read rows under a hold.
+    """
+
+    def __init__(self, layout: Layout, budget: int, broken: Broken) -> None:
+        self.layout = layout
+        self.budget = budget
+        self.segments: dict[int, Segment] = {}
+        self.strict = True
+        self.peak = self.held = self.copied = self.forced = 0
+        self._broken = broken
+        self._do = {
+            Allocate: self._allocate,
+            CopyRows: self._copy,
+            ResizeLayer: self._resize,
+            Drop: self._drop,
+            Trim: lambda op: None,
+        }
+
+    def apply(self, ops: tuple[RowOp, ...]) -> None:
+        for op in ops:
+            self._do[type(op)](op)
+
+    def bytes_held(self) -> int:
+        """Counted from the buffers themselves."""
+        return sum(s.nbytes(i) for s in self.segments.values() for i in range(len(s.layers)))
+
+    def written(self, s: Segment, layer: int) -> Words:
+        """The rows of a layer, to be written in place: whoever still looks at them makes that a copy."""
+        arrays = s.layers[layer].arrays
+        if self.strict and sys.getrefcount(arrays["k"]) > _OWNERS:
+            self.forced += arrays["k"].nbytes
+            arrays["k"] = arrays["k"].copy()
+        return s.rows(layer)
+
+    def pool(self, s: Segment, a: int, b: int) -> None:
+        """Makes the pooled entries whose last row lies in `[a, b)`, from the rows in the buffers."""
+        low, high = a // RATIO * RATIO, b // RATIO * RATIO
+        for i, layer in enumerate(s.layers):
+            if len(layer.pooled) and low < high:
+                rows = s.rows(i)[low - s.start : high - s.start]
+                layer.pooled[(low - s.start) // RATIO : (high - s.start) // RATIO] = model.pooled(rows, low)
+
+    def _allocate(self, op: Allocate) -> None:
+        if op.segment in self.segments:
+            self._broken(f"segment {op.segment} is allocated twice")
+        if op.start % BLOCK or op.capacity % BLOCK or op.capacity < BLOCK:
+            self._broken(f"{op} is no whole number of blocks")
+        layers = [
+            Layer(
+                {"k": _garbage(op.capacity)[None, :, None]}, _garbage(op.capacity // kind.ratio if kind.pooled else 0)
+            )
+            for kind in self.layout.layers
+        ]
+        self.segments[op.segment] = Segment(op.start, op.capacity, layers)
+        self._took(self.layout.capacity_bytes(op.capacity))
+
+    def _copy(self, op: CopyRows) -> None:
+        source, target = self.segments[op.source], self.segments[op.target]
+        inside = source.start <= op.start < op.stop <= source.end
+        if not inside or not target.start <= op.start or not op.stop <= target.end:
+            self._broken(f"{op} leaves its segments")
+            return
+        for layer in range(len(source.layers)):
+            rows = source.rows(layer)[op.start - source.start : op.stop - source.start]
+            self.written(target, layer)[op.start - target.start : op.stop - target.start] = rows
+        self.pool(target, op.start, op.stop)
+        self.copied += (op.stop - op.start) * self.layout.row_bytes
+
+    def _resize(self, op: ResizeLayer) -> None:
+        s, kind = self.segments[op.segment], self.layout.layers[op.layer]
+        keep = op.keep - s.start
+        if not 0 <= keep <= op.capacity:
+            self._broken(f"{op} cuts rows that are kept")
+            keep = min(max(keep, 0), op.capacity)
+        old = s.nbytes(op.layer)
+        self._took(kind.capacity_bytes(op.capacity))
+        rows = _moved(s.rows(op.layer), op.capacity, keep)
+        pooled = _moved(s.layers[op.layer].pooled, op.capacity // kind.ratio if kind.pooled else 0, keep // kind.ratio)
+        s.layers[op.layer] = Layer({"k": rows[None, :, None]}, pooled)
+        self.held -= old
+        self.copied += keep * kind.row_bytes
+        if op.layer == len(s.layers) - 1:
+            s.capacity = op.capacity
+
+    def _drop(self, op: Drop) -> None:
+        gone = self.segments.pop(op.segment, None)
+        if gone is None:
+            self._broken(f"segment {op.segment} is dropped twice")
+        else:
+            self.held -= sum(gone.nbytes(i) for i in range(len(gone.layers)))
+
+    def _took(self, n: int) -> None:
+        self.held += n
+        self.peak = max(self.peak, self.held)
+        if self.held > self.budget:
+            self._broken(f"{self.held} bytes are held, the budget is {self.budget}")
+
+
+def _garbage(rows: int) -> Words:
+    return np.full(rows, GARBAGE, np.uint64)
+
+
+def _moved(old: Words, size: int, keep: int) -> Words:
+    new, keep = _garbage(size), min(keep, size)
+    new[:keep] = old[:keep]
+    return new
+
+
+@dataclass(frozen=True, slots=True)
+class SimResult:
+    picks: tuple[tuple[Pick, ...], ...]
+
+
+class SimEngine:
+    """Runs rounds over a `SimPool`. may_write(strip): called before rows are written, to see whether they may be."""
+
+    exactness = ("exact", ())
+    numerics_mode = "hash"
+
+    def __init__(self, kind: str, budget: int, broken: Broken) -> None:
+        self.kind = kind
+        self.pool = SimPool(model.LAYOUTS[kind], budget, broken)
+        self.may_write: Callable[[Strip], None] = lambda strip: None
+        self.rows = 0
+        self._broken = broken
+
+    @property
+    def layout(self) -> Layout:
+        return self.pool.layout
+
+    def run(self, strips: Sequence[Strip], wants: Sequence[Want] = ()) -> SimResult:
+        """Evaluates every strip and picks at the wanted rows."""
+        if sum(s.wanted for s in strips) != len(wants):
+            raise AssertionError("one want for each wanted row")
+        out, given = [], iter(wants)
+        for strip in strips:
+            out.append(self._strip(strip, [next(given) for _ in range(strip.wanted)]))
+        return SimResult(tuple(out))
+
+    def accept(self, strip: Strip, kept: int) -> None:
+        if not 0 < kept <= len(strip.tokens):
+            raise AssertionError(f"{kept} of {len(strip.tokens)} tokens cannot be kept")
+
+    def _strip(self, strip: Strip, wants: list[Want]) -> tuple[Pick, ...]:
+        leaf = self._check(strip)
+        self.may_write(strip)
+        a, b = strip.position, strip.end
+        first = model.first_rows(strip.tokens, a)
+        second, sums = model.second_rows(first, self._sum(strip, 0, 0), a)
+        for layer, rows in enumerate((first, second)):
+            self.pool.written(leaf, layer)[a - leaf.start : b - leaf.start] = rows
+        self.pool.pool(leaf, a, b)
+        self.rows += b - a
+        return tuple(
+            self._pick(strip, int(sums[end - a - 1]), end, want)
+            for end, want in zip(range(b - strip.wanted + 1, b + 1), wants, strict=True)
+        )
+
+    def _check(self, strip: Strip) -> Segment:
+        """The chain is whole and ends where the strip begins, and the leaf has room."""
+        at = 0
+        for link in strip.chain.links:
+            s = self.pool.segments[link.segment]
+            if link.start != at or not s.start <= link.start <= link.stop <= s.end:
+                self._broken(f"the chain {strip.chain} has a gap at row {at}")
+            at = link.stop
+        leaf = self.pool.segments[strip.chain.leaf]
+        if not at == strip.position or not leaf.start <= strip.position <= strip.end <= leaf.end:
+            raise AssertionError(f"rows {strip.position}..{strip.end} do not fit segment {strip.chain.leaf}")
+        return leaf
+
+    def _pick(self, strip: Strip, first: int, end: int, want: Want) -> Pick:
+        if want.position != end:
+            self._broken(f"a pick for position {want.position} was asked at row {end}")
+        seen = self._seen(strip, end)
+        return Pick(model.pick(first, seen, want.sampling, end, model.counts_of(want.counts)))
+
+    def _seen(self, strip: Strip, end: int) -> int:
+        """The sum over the second layer's rows that a query at `end - 1` sees, read from the buffers."""
+        if self.kind == "sliding":
+            return self._sum(strip, 1, max(0, end - WINDOW), end)
+        if self.kind == "qsa":
+            whole = end // RATIO * RATIO
+            return (self._entries(strip, whole) + self._sum(strip, 1, whole, end)) & (1 << 64) - 1
+        return self._sum(strip, 1, 0, end)
+
+    def _sum(self, strip: Strip, layer: int, low: int, high: int | None = None) -> int:
+        total = 0
+        for start, stop, s in self._spans(strip, low, strip.position if high is None else high):
+            total += model.weighed(s.rows(layer)[start - s.start : stop - s.start], start)
+        return total & (1 << 64) - 1
+
+    def _entries(self, strip: Strip, whole: int) -> int:
+        total = 0
+        for start, stop, s in self._spans(strip, 0, whole):
+            total += int(
+                s.layers[1].pooled[(start - s.start) // RATIO : (stop - s.start) // RATIO].sum(dtype=np.uint64)
+            )
+        return total
+
+    def _spans(self, strip: Strip, low: int, high: int) -> list[tuple[int, int, Segment]]:
+        spans = []
+        for link in strip.chain.links:
+            stop = high if link.segment == strip.chain.leaf else min(link.stop, high)
+            start = max(low, link.start)
+            if start < stop:
+                spans.append((start, stop, self.pool.segments[link.segment]))
+        return spans

@@ -1,0 +1,224 @@
+"""Scenarios as data, drawn from a grammar by a seed: a house, clients with programs, and what goes wrong."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from onecopy.runtime.rows.layout import BLOCK
+
+from tests.sim.model import LAYOUTS, VOCAB
+
+Leave = Literal["ticks", "pieces", "seconds"]
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """A user's message and the reply to it.
+
+    tokens: appended to the history. keep: rows of the history that stay before them, as a share (an edit when below
+    1). again: the last message once more, for another reply. leave: go away after so many of something. slow: seconds
+    before each piece is read.
+    """
+
+    tokens: tuple[int, ...]
+    max_new: int
+    seed: int
+    temperature: float = 0.0
+    keep: float = 1.0
+    again: bool = False
+    leave: tuple[Leave, float] | None = None
+    slow: float = 0.0
+    penalty: float = 0.0
+    ignore_eos: bool = False
+    background: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Subagents: each goes on from this history with its own program, beside the others."""
+
+    programs: tuple[tuple[Step, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Nothing for a while."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Care:
+    """Something done to the conversation itself."""
+
+    what: Literal["pin", "unpin", "fork", "drop", "list"]
+    at: float = 1.0
+
+
+Step = Say | Branch | Rest | Care
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """begins: seconds into the run. salt: its key's. base: which shared beginning its history starts with, how long."""
+
+    program: tuple[Step, ...]
+    begins: float = 0.0
+    salt: bytes = b""
+    base: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """An actor fails at its n-th message, before or after it handled it."""
+
+    actor: Literal["bank", "lane"]
+    at: int
+    after: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One run. blocks: the budget. term: stop the system after so many scheduler ticks; None lets clients finish."""
+
+    seed: int
+    layout: str
+    blocks: int
+    parallel: int
+    clients: tuple[Client, ...]
+    slow: float = 0.0
+    drafts: int = 0
+    mailbox: int = 4096
+    fail_run: tuple[int, ...] = ()
+    fail_after: tuple[int, ...] = ()
+    crashes: tuple[Crash, ...] = ()
+    term: int | None = None
+    jumps: tuple[float, ...] = ()
+    chunk: int = 2 * BLOCK
+
+    @property
+    def calm(self) -> bool:
+        """Nothing is made to fail."""
+        return not (self.fail_run or self.fail_after or self.crashes or self.term is not None or self.mailbox < 64)
+
+
+@dataclass(slots=True)
+class Grammar:
+    """Draws scenarios. Sizes crowd around block edges, where the mistakes are."""
+
+    seed: int
+    rng: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.seed)
+
+    def scenario(self) -> Scenario:
+        r = self.rng
+        calm = r.random() < 0.5
+        clients = tuple(self.client() for _ in range(r.choice((1, 1, 2, 2, 3, 4))))
+        return Scenario(
+            self.seed,
+            r.choice(sorted(LAYOUTS)),
+            blocks=r.choice((1000, 1000, 40, 24, 16, 10, 6)),
+            parallel=r.choice((1, 2, 8, 8)),
+            clients=clients,
+            slow=r.choice((0.0, 0.0, 0.05, 1.0)),
+            drafts=r.choice((0, 0, 3, 7)),
+            mailbox=4096 if calm or r.random() < 0.9 else r.choice((2, 4, 8)),
+            fail_run=self._some_runs(0.0 if calm else 0.15),
+            fail_after=self._some_runs(0.0 if calm else 0.15),
+            crashes=self._crashes(0.0 if calm else 0.25),
+            term=None if calm or r.random() < 0.85 else r.randrange(1, 2000),
+            jumps=tuple(r.choice((-1e6, -60.0, 3600.0, 1e7)) for _ in range(r.random() < 0.05)),
+            chunk=r.choice((BLOCK, 2 * BLOCK)),
+        )
+
+    def client(self) -> Client:
+        r = self.rng
+        base = (r.randrange(2), self.length() if r.random() < 0.7 else 0)
+        salt = b"" if r.random() < 0.85 else b"other"
+        begins = 0.0 if r.random() < 0.7 else r.choice((0.01, 1.0, 5.0)) * r.random()
+        return Client(self.program(r.choice((1, 2, 3, 4)), 1), begins, salt, base)
+
+    def program(self, steps: int, depth: int) -> tuple[Step, ...]:
+        return tuple(self.step(depth) for _ in range(steps))
+
+    def step(self, depth: int) -> Step:
+        r = self.rng
+        kind = r.choices(("say", "again", "edit", "branch", "rest", "care"), (10, 2, 3, 2 * (depth > 0), 2, 2))[0]
+        if kind == "branch":
+            n = r.choice((1, 2, 3))
+            return Branch(tuple(self.program(r.choice((1, 1, 2)), depth - 1) for _ in range(n)))
+        if kind == "rest":
+            return Rest(r.choice((0.001, 0.5, 3.0, 10.0)) * r.random())
+        if kind == "care":
+            return Care(r.choice(("pin", "unpin", "fork", "fork", "drop", "list")), r.choice((1.0, r.random())))
+        return self.say(kind)
+
+    def say(self, kind: str) -> Say:
+        r = self.rng
+        return Say(
+            self.words(self.length() if r.random() < 0.3 else r.randrange(1, 40)),
+            max_new=r.choice((1, 2, 5, 10, 20)) if r.random() < 0.93 else r.choice((255, 256, 257, 300, 520)),
+            seed=r.getrandbits(64),
+            temperature=r.choice((0.0, 0.0, 1.0)),
+            keep=1.0 if kind != "edit" else r.choice((0.0, r.random(), r.random())),
+            again=kind == "again",
+            leave=self._leave() if r.random() < 0.2 else None,
+            slow=r.choice((0.1, 1.0)) if r.random() < 0.05 else 0.0,
+            penalty=1.0 if r.random() < 0.08 else 0.0,
+            ignore_eos=r.random() < 0.4,
+            background=r.random() < 0.1,
+        )
+
+    def length(self) -> int:
+        """Rows: around block edges mostly."""
+        r = self.rng
+        edge = BLOCK * r.choice((1, 1, 1, 2, 2, 3))
+        return r.choice((edge - 1, edge, edge + 1, edge + r.randrange(-20, 20), r.randrange(1, 2 * BLOCK)))
+
+    def words(self, n: int) -> tuple[int, ...]:
+        return tuple(self.rng.choices(range(1, VOCAB), k=n))
+
+    def _leave(self) -> tuple[Leave, float]:
+        r = self.rng
+        how = r.choice(("ticks", "ticks", "pieces", "seconds"))
+        return how, {"ticks": r.randrange(1, 120), "pieces": r.randrange(6), "seconds": r.random()}[how]
+
+    def _some_runs(self, chance: float) -> tuple[int, ...]:
+        r = self.rng
+        return tuple(sorted(r.randrange(1, 30) for _ in range(r.choice((1, 1, 2))))) if r.random() < chance else ()
+
+    def _crashes(self, chance: float) -> tuple[Crash, ...]:
+        r = self.rng
+        if r.random() >= chance:
+            return ()
+        return tuple(
+            Crash(r.choice(("bank", "lane")), r.randrange(1, 30), r.random() < 0.5) for _ in range(r.choice((1, 1, 2)))
+        )
+
+
+def scenario(seed: int) -> Scenario:
+    """The scenario of a seed."""
+    return Grammar(seed).scenario()
+
+
+def small(seed: int) -> Scenario:
+    """One or two short conversations of the same grammar."""
+    grammar = Grammar(seed)
+    drawn = grammar.scenario()
+    clients = tuple(replace(c, program=c.program[:2], base=(0, min(300, c.base[1]))) for c in drawn.clients[:2])
+    return replace(drawn, clients=tuple(replace(c, program=tuple(map(_short, c.program))) for c in clients))
+
+
+def _short(step: Step) -> Step:
+    if isinstance(step, Branch):
+        return Branch(tuple(tuple(map(_short, program[:1])) for program in step.programs[:2]))
+    return replace(step, max_new=min(step.max_new, 5), tokens=step.tokens[:300]) if isinstance(step, Say) else step
+
+
+_base = random.Random(0)
+BASES = tuple(tuple(_base.choices(range(1, VOCAB), k=1100)) for _ in range(2))
+"""Two beginnings that many conversations share, as a system prompt is shared."""

@@ -1,0 +1,139 @@
+"""What is checked while the system runs: each admission against brute force, each write, each batch of the bank."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from onecopy.actors.bank import Bank
+from onecopy.actors.lane import Lane
+from onecopy.runtime.rows.caches import Strip
+from onecopy.runtime.rows.layout import round_up
+from onecopy.runtime.rows.ledger import Grant, Ledger, Shortage, Wanted
+from onecopy.runtime.rows.prefixes import END_SLACK
+from onecopy.runtime.rows.segments import Segment, chain_tokens
+
+from tests.sim.laws import audit
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+
+def watch_bank(world: World, bank: Bank) -> None:
+    """Checks the ledger of a new bank at every admission and after every batch, and rows before they are written."""
+    ledger = bank._ledger
+    admit, after_batch = ledger.admit, bank.after_batch
+
+    def watched_admit(turn: int, wanted: Wanted, name: str, now: float) -> Grant | Shortage:
+        longest = longest_prefix(ledger, wanted)
+        before = snapshot(ledger)
+        got = admit(turn, wanted, name, now)
+        check_admission(world, ledger, wanted, longest, before, got)
+        world.log("admit", turn, _said(got))
+        return got
+
+    async def watched_batch() -> None:
+        await after_batch()
+        for sentence in audit(ledger):
+            world.violate(sentence)
+
+    def may_write(strip: Strip) -> None:
+        if world.device.orphan:
+            return
+        s = ledger.segments.get(strip.chain.leaf)
+        if s is None:
+            world.violate(f"rows are written to segment {strip.chain.leaf}, which the bank does not know")
+        elif strip.position < s.frontier:
+            world.violate(f"row {strip.position} of segment {s.id} is written again below its frontier {s.frontier}")
+        elif s.lease is None:
+            world.violate(f"rows are written to segment {s.id}, which nobody has leased")
+
+    ledger.admit = watched_admit  # type: ignore[method-assign]
+    bank.after_batch = watched_batch  # type: ignore[method-assign]
+    world.engine.may_write = may_write
+
+
+def watch_lane(world: World, lane: Lane) -> None:
+    """Writes every round into the event log."""
+    lose_all = lane._lose_all
+
+    def lost(error: Exception) -> None:
+        world.log("lane lost", repr(error))
+        lose_all(error)
+
+    lane._lose_all = lost  # type: ignore[method-assign]
+
+
+def longest_prefix(ledger: Ledger, wanted: Wanted) -> int:
+    """By brute force: how many leading tokens of a prompt have rows of the same key, the last token left out.
+
+    A running turn's newest rows count once they are a block: until then nobody can find them.
+    """
+    best, most = 0, len(wanted.tokens) - 1
+    for s in ledger.segments.values():
+        if s.tokens and salt_of(ledger, s) == wanted.salt:
+            stop = s.frontier if s.lease is None else s.start + _indexed(ledger, s)
+            best = max(best, _common(chain_tokens(s, stop), wanted.tokens[:most]))
+    return best
+
+
+def _indexed(ledger: Ledger, s: Segment) -> int:
+    known = ledger._prefixes._edges.get(s)
+    return sum(map(len, known[1])) // 4 if known else 0
+
+
+def salt_of(ledger: Ledger, s: Segment) -> bytes:
+    """The key of a segment's conversations, known from whoever ends at or below it."""
+    if s.tip is not None:
+        return ledger.conversations[s.tip].salt
+    turn = next((t for t in ledger.turns.values() if s in t.leaves), None)
+    if turn is not None:
+        return turn.conversation.salt
+    return next((salt_of(ledger, c) for c in s.children), b"?")
+
+
+def _common(a: list[int], b: tuple[int, ...]) -> int:
+    n = min(len(a), len(b))
+    if a[:n] == list(b[:n]):
+        return n
+    return next(i for i in range(n) if a[i] != b[i])
+
+
+def snapshot(ledger: Ledger) -> tuple[Any, ...]:
+    """What a refusal must leave as it was."""
+    rows = tuple((s.id, s.frontier, s.capacity, s.lease, s.tip) for s in ledger.segments.values())
+    return rows, ledger.used, len(ledger.orders), tuple(ledger.conversations)
+
+
+def check_admission(
+    world: World, ledger: Ledger, wanted: Wanted, longest: int, before: tuple[Any, ...], got: Grant | Shortage
+) -> None:
+    if isinstance(got, Shortage):
+        if snapshot(ledger) != before:
+            world.violate("a refusal changed the books")
+        pinned = any(c.pinned for c in ledger.conversations.values())
+        if (
+            not ledger.turns
+            and not pinned
+            and ledger.layout.capacity_bytes(round_up(len(wanted.tokens) + 1)) <= ledger.budget
+        ):
+            world.violate(f"a prompt of {len(wanted.tokens)} tokens is refused by an idle bank that has room for it")
+        return
+    if got.matched > longest:
+        world.violate(f"{got.matched} rows are taken for matched, {longest} are the same")
+    if got.matched < longest - END_SLACK and got.how != "fresh":
+        world.violate(f"{got.matched} rows are matched ({got.how}), {longest} are there")
+    if got.matched < longest and got.how in ("forked", "adopted") and got.diverged != longest:
+        world.violate(f"the prompt diverges at {longest}, not at {got.diverged}")
+    for leaf in got.lease.leaves:
+        if leaf.segment in _read_by_others(ledger, got):
+            world.violate(f"segment {leaf.segment} is leased twice")
+
+
+def _read_by_others(ledger: Ledger, got: Grant) -> set[int]:
+    return {s.id for t in ledger.turns.values() if t.id != got.lease.turn for s in t.leaves}
+
+
+def _said(got: Grant | Shortage) -> tuple[Any, ...]:
+    if isinstance(got, Shortage):
+        return "short", got.needed, got.available
+    return got.conversation, got.how, got.matched, got.diverged

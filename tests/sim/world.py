@@ -1,0 +1,175 @@
+"""One simulated run: the real system on a simulated engine, device and clock, its clients, and what they saw."""
+
+from __future__ import annotations
+
+import random
+import traceback
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import trio
+from onecopy.actors import running
+from onecopy.actors.bank import Bank
+from onecopy.actors.lane import Lane
+from onecopy.actors.service import Options
+from onecopy.actors.system import System
+from onecopy.runtime.core import Actor
+from onecopy.runtime.decode import Limits
+from onecopy.runtime.errors import ActorStopped
+from onecopy.runtime.seams.clock import VirtualClock
+from onecopy.runtime.seams.rng import SeededRng
+
+from tests.sim import watch
+from tests.sim.device import DeviceFault, DeviceFaults, SimDevice
+from tests.sim.disk import SimDisk
+from tests.sim.engine import SimEngine
+from tests.sim.model import CONTEXT, EOS, VOCAB, alone
+from tests.sim.scenario import Scenario
+
+
+class SimCrash(Exception):
+    """The bug that a scenario plants in an actor."""
+
+
+class World:
+    """What a run consists of. events: what happened, in order. broken: promises that were not kept, as sentences."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.events: list[tuple[Any, ...]] = []
+        self.broken: list[str] = []
+        self.crashed = 0
+        rng = random.Random(scenario.seed ^ 0xD157)
+        self.device = SimDevice(
+            DeviceFaults(rng, scenario.slow, frozenset(scenario.fail_run), frozenset(scenario.fail_after))
+        )
+        # A block of one layer beside the budget is what a resize needs; the bank has to live with the budget alone.
+        self.engine = SimEngine(scenario.layout, 0, self.violate)
+        self.engine.pool.budget = self.budget = scenario.blocks * self.engine.layout.block_bytes
+        self.clock = VirtualClock()
+        self.disk = SimDisk()
+        options = Options(context=CONTEXT, parallel=scenario.parallel)
+        self.system = SimSystem(options, self)
+
+    def log(self, *what: Any) -> None:
+        self.events.append((round(trio.current_time(), 6), *what))
+
+    def violate(self, sentence: str) -> None:
+        self.broken.append(sentence)
+        self.events.append(("VIOLATION", sentence))
+
+
+LOADED = SimpleNamespace(
+    id="sim",
+    eos=frozenset({EOS}),
+    context=CONTEXT,
+    tokenizer=None,
+    template=None,
+    config={"vocab_size": VOCAB},
+    digest="0",
+    dtype="hash",
+)
+
+
+class SimSystem(System):
+    """The real system; its bank and lane are watched, and fail when the scenario says so."""
+
+    def __init__(self, options: Options, world: World) -> None:
+        self._world = world
+        rng, widths = SeededRng(world.scenario.seed), (1.0,) * (world.scenario.drafts + 1)
+        args: Any = (LOADED, world.engine, world.device, world.clock, rng, world.budget, world.disk, widths)
+        super().__init__(options, *args)
+        self._supervisor._on_event = self._event
+        for cell in self._supervisor._cells.values():
+            cell._on_event = self._event
+
+    def _event(self, kind: str, name: str, detail: object) -> None:
+        if kind == "crashed":
+            self._world.log("crashed", name, repr(detail))
+            if not expected(self._world, detail):
+                where = traceback.extract_tb(leaf(detail).__traceback__)[-1]
+                self._world.violate(
+                    f"{name} crashed: {leaf(detail)!r} at {where.filename.rsplit('/', 1)[-1]}:{where.lineno}"
+                )
+
+    def _bank(self, budget: int) -> Bank:
+        bank = super()._bank(budget)
+        watch.watch_bank(self._world, bank)
+        self._prepare(bank)
+        return bank
+
+    def _lane(self, limits: Limits) -> Lane:
+        scenario = self._world.scenario
+        limits = Limits(decode_share=limits.decode_share, batch=limits.batch, chunk=scenario.chunk)
+        lane = super()._lane(limits)
+        watch.watch_lane(self._world, lane)
+        self._prepare(lane)
+        return lane
+
+    def _prepare(self, actor: Actor) -> None:
+        self._world.log("up", actor.name)
+        if self._world.scenario.mailbox < 64:
+            actor.mailbox._sizes = {False: self._world.scenario.mailbox, True: self._world.scenario.mailbox}
+        crashes = [c for c in self._world.scenario.crashes if c.actor == actor.name]
+        if crashes:
+            sabotage(self._world, actor, {c.at: c.after for c in crashes})
+
+
+def leaf(error: Any) -> BaseException:
+    """The first single error in a group."""
+    return leaf(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
+
+
+def expected(world: World, error: Any) -> bool:
+    """Whether the scenario has planted this crash, or what follows from one."""
+    return isinstance(leaf(error), SimCrash | DeviceFault) or (
+        isinstance(leaf(error), ActorStopped) and not world.scenario.calm
+    )
+
+
+def sabotage(world: World, actor: Actor, at: dict[int, bool]) -> None:
+    """Makes `actor` crash at its messages with these numbers, before (False) or after (True) they are handled."""
+    dispatch: Callable[[Any], Any] = actor.dispatch
+    seen = 0
+
+    async def crashing(envelope: Any) -> None:
+        nonlocal seen
+        seen += 1
+        if at.get(seen) is False:
+            world.crashed += 1
+            raise SimCrash(f"{actor.name} before its message {seen}")
+        await dispatch(envelope)
+        if at.get(seen) is True:
+            world.crashed += 1
+            raise SimCrash(f"{actor.name} after its message {seen}")
+
+    actor.dispatch = crashing  # type: ignore[method-assign]
+
+
+class SimDrafter:
+    """Knows how a greedy reply goes on, but makes a mistake now and then, and stops knowing at a wrong token."""
+
+    def __init__(self, kind: str, width: int, tokens: list[int]) -> None:
+        self._kind, self._width, self._tokens = kind, width, list(tokens)
+        self.stats = None
+
+    def propose(self, limit: int) -> tuple[int, ...]:
+        from onecopy.runtime.turn import Sampling
+
+        n = min(limit, self._width)
+        good = alone(self._kind, tuple(self._tokens), n, Sampling(0, 0.0), True).tokens
+        at = sum(self._tokens[-4:]) % (n + 3)
+        return tuple((t + 1) % VOCAB if i == at else t for i, t in enumerate(good))
+
+    def accept(self, tokens: Any) -> None:
+        self._tokens += tokens
+
+    def rewind(self, length: int) -> None:
+        del self._tokens[length:]
+
+
+def install_drafter(scenario: Scenario) -> None:
+    """Has every turn that may draft use the simulation's drafter, until the next call."""
+    running.DRAFT_COSTS = (1.0,) * (scenario.drafts + 1) if scenario.drafts else ()
+    running.NgramDrafter = lambda tokens, costs: SimDrafter(scenario.layout, scenario.drafts, tokens)  # type: ignore[misc,assignment]
