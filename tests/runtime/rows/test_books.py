@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from onecopy.runtime.rows.chains import merge
 from onecopy.runtime.rows.layout import BLOCK, LayerLayout, Layout
 from onecopy.runtime.rows.ledger import Conversation, Grant, Ledger, Shortage, Wanted
 from onecopy.runtime.rows.ops import Drop, Trim
@@ -213,14 +214,56 @@ def test_a_shared_parent_counts_as_room_only_when_all_its_children_go() -> None:
     assert isinstance(got, Grant)
 
 
-def test_a_merge_leaves_room_for_the_leaf_it_is_made_for() -> None:
-    house = House(24 * SIZE)
-    tokens = story(1, 50)
-    for k in range(40):
-        if len(tokens) > 10 * BLOCK:
-            tokens = tokens[: 5 * BLOCK]
-        house.run(tokens, story(k + 10, 280))
-        tokens = tokens + story(k + 10, 280)
+def test_rows_under_a_hold_do_not_count_as_room_when_their_readers_go() -> None:
+    house = House(10 * SIZE)
+    parent = story(1, 4 * BLOCK)
+    house.run([*parent, *story(2, 50)])
+    house.run([*parent, 1])
+    root = house.ledger.hold("c2", "save", 4 * BLOCK)
+    _, got = house.begin(story(9, 7 * BLOCK))
+    assert isinstance(got, Shortage)
+    assert names(house) == ["c1", "c2"]
+    house.ledger.unhold(root, "save")
+    _, got = house.begin(story(9, 7 * BLOCK))
+    assert isinstance(got, Grant)
+
+
+def test_as_many_conversations_go_as_it_takes_when_a_hold_keeps_their_parent() -> None:
+    house = House(10 * SIZE)
+    parent = story(1, 4 * BLOCK)
+    house.run([*parent, *story(2, 50)])
+    house.run([*parent, 1])
+    house.run(story(3, 300))
+    house.ledger.hold("c2", "save", 4 * BLOCK)
+    house.ledger.forget("c1")
+    _, got = house.begin(story(9, 5 * BLOCK - 1))
+    assert isinstance(got, Grant)
+    assert names(house) == ["c4"]
+
+
+def test_a_merge_is_made_only_with_room_left_for_the_leaf_it_is_for() -> None:
+    house = House(100 * SIZE)
+    house.run(story(1, 200), story(2, 400))
+    house.run(story(1, 200) + story(2, 400) + story(3, 400))
+    house.run(story(1, 200) + story(2, 400) + story(3, 400) + story(4, 400))
+    books = house.ledger._books
+    tip = house.ledger.conversations["c1"].tip
+    assert tip.depth == 3
+    assert tip.parent is not None
+    rows = tip.end - tip.parent.start
+    books.budget = books.used + books.size(rows)
+    assert merge(books, tip, SIZE) == (tip, 0)
+    assert merge(books, tip, 0)[1] > 0
+
+
+def test_rows_computed_again_after_a_cut_are_not_taken_for_saved() -> None:
+    house = House()
+    prompt, reply = story(1, 300), story(2, 400)
+    house.run(prompt, reply)
+    c = house.ledger.conversations["c1"]
+    c.tip.saved = 512
+    house.run(prompt + reply[:50] + story(3, 300))
+    assert c.tip.saved == 350
 
 
 # --- numbers

@@ -82,6 +82,7 @@ class Stage:
     def check(self, tokens: list[int], end: Segment) -> None:
         """Every row and pooled entry of `tokens` through the chain of `end` is what was written."""
         stop = len(tokens)
+        assert end.frontier >= stop
         for s in end.ancestors():
             for key, found in self.pool.segments[s.id].row_views(s.start, stop).items():
                 np.testing.assert_array_equal(found, rows(tokens, s.start, stop), err_msg=key)
@@ -140,6 +141,17 @@ def test_a_shrink_that_fits_the_rows_is_a_resize_in_place_and_copies_no_segment(
     assert stage.tip("c1").capacity == 4 * BLOCK
 
 
+def test_entries_of_rows_that_were_given_up_do_not_outlive_a_resize() -> None:
+    pool = QsaPool(QSA)
+    pool.apply((Allocate(1, 0, 1024),))
+    for layer in range(2):
+        pool.write_pooled(1, layer, "p", 0, mx.full((1, 1024 // RATIO, 1), 7.0))
+    pool.apply(tuple(ResizeLayer(1, layer, 768, 402) for layer in range(2)))
+    for found in pool.pooled_views(1, 0, 768).values():
+        assert (found[:, : 402 // RATIO] == 7).all()
+        assert not found[:, 402 // RATIO :].any()
+
+
 def test_a_saved_and_restored_block_carries_the_derived_entries_only() -> None:
     stage = Stage()
     tokens = story(1, 600)
@@ -180,6 +192,19 @@ def test_a_genuine_cut_is_refused_as_a_resize_and_served_by_a_copy() -> None:
     assert got.peak == got.price == QSA.capacity_bytes(2 * BLOCK)
     assert dict(got.copied) == {"copy": 400 * QSA.row_bytes}
     stage.execute(turn)
+    stage.fill(turn, wanted)
+    stage.end(turn)
+    stage.check(wanted, stage.tip(name))
+    stage.check(all_rows, old)
+
+
+def test_rows_held_past_the_prompt_are_never_written_over_even_in_larger_buffers() -> None:
+    stage = Stage()
+    _, all_rows, name = held_reply(stage)
+    old = stage.tip(name)
+    wanted = [*all_rows[:400], 5]
+    turn, got = stage.begin(wanted, capacity=8 * BLOCK)
+    assert (got.how, stage.execute(turn)) == ("copied", "copied")
     stage.fill(turn, wanted)
     stage.end(turn)
     stage.check(wanted, stage.tip(name))
