@@ -44,7 +44,7 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2", help="bundled name, directory or GGUF file")
     parser.add_argument("--scripted", action="store_true", help="no model: scripted replies over the real books")
     parser.add_argument("--folder", type=Path, default=HERE, help="project whose files the parent reads")
-    parser.add_argument("--context", type=int, default=1500, help="prompt tokens the parent grows to")
+    parser.add_argument("--context", type=int, default=1000, help="prompt tokens the parent grows to")
     parser.add_argument("--children", type=int, default=4, help="subagents")
     parser.add_argument("--limit", type=int, help="subagents at work at one time")
     parser.add_argument("--max-tokens", type=int, default=24, help="tokens of one answer")

@@ -27,7 +27,7 @@ class Plan:
     """Sizes of a run. context: prompt tokens the parent grows to. children: subagents. max_tokens: of an answer."""
 
     root: Path
-    context: int = 1500
+    context: int = 1000
     children: int = 4
     limit: int | None = None
     max_tokens: int = 24
