@@ -1,0 +1,93 @@
+"""The hold-cut, end to end: a long conversation, then many of other shapes, then the long one again. All are served."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.system import Whole, body, serving, system_text, user
+
+BLOCK = 256
+BLOCK_BYTES = BLOCK * 512
+ROWS = 20_000
+LONG = "".join(random.Random(50).choices("abcdefghijklmnopqrstuvwxyz ,.", k=ROWS))
+
+
+@pytest.fixture
+async def whole(tiny: Path) -> AsyncIterator[Whole]:
+    async with serving(tiny) as made:
+        yield made
+
+
+def shapes(draw: random.Random) -> list[dict[str, Any]]:
+    """Ten new sessions, each of another shape; four of them begin as the long conversation does."""
+    cuts = [draw.randrange(1, 3000) for _ in range(4)]
+    shared = [body(system_text(LONG[:cut]), user(f"another {cut}"), max_tokens=draw.randrange(1, 40)) for cut in cuts]
+    sizes = [1, 200, 255, 256, 700, 2500]
+    return shared + [body(user(f"{draw.random()}" + LONG[-size:]), max_tokens=draw.randrange(1, 300)) for size in sizes]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("side_by_side", [False, True])
+async def test_ten_sessions_of_other_shapes_are_served_beside_a_long_one_that_stays_whole(
+    whole: Whole, side_by_side: bool
+) -> None:
+    long = [system_text(LONG), user("begin")]
+    first = await whole.ask(body(*long))
+    others = shapes(random.Random(1))
+    if side_by_side:
+        talk = body(*long, {"role": "assistant", "content": first.text}, user("go on"), max_tokens=60)
+        *replies, second = await whole.together([*others, talk])
+    else:
+        replies = [await whole.ask(wanted) for wanted in others]
+        second = await whole.ask(body(*long, {"role": "assistant", "content": first.text}, user("go on")))
+    assert second.cached >= first.prompt + len(first.tokens) - 1
+    assert second.onecopy["bytes_copied"] == 0
+    assert [r.said for r in replies] == [(await whole.cold(wanted)).said for wanted in others]
+    again = await whole.ask(body(*long))
+    assert again.said == first.said
+    assert again.cached == again.prompt - 1
+
+
+@pytest.mark.slow
+async def test_under_a_budget_that_forces_eviction_all_are_served_and_the_long_one_is_right(tiny: Path) -> None:
+    blocks = ROWS // BLOCK + 24
+    async with serving(tiny, rows=blocks * BLOCK_BYTES) as whole:
+        long = [system_text(LONG), user("begin")]
+        first = await whole.ask(body(*long))
+        for seed in range(2):
+            others = shapes(random.Random(seed))
+            replies = await whole.together(others)
+            assert [len(r.tokens) for r in replies] == [wanted["max_tokens"] for wanted in others]
+            again = await whole.ask(body(*long))
+            assert again.said == first.said
+        numbers = (await whole.at_rest())["bank"]
+    assert numbers["dropped"] > 0
+    assert numbers["bytes_used"] <= numbers["bytes_budget"]
+
+
+@pytest.mark.slow
+async def test_sustained_traffic_of_mixed_shapes_meets_no_error(tiny: Path) -> None:
+    draw = random.Random(300)
+    async with serving(tiny, rows=40 * BLOCK_BYTES) as whole:
+        for start in range(0, 300, 10):
+            asked = [mixed(draw) for _ in range(10)]
+            replies = await whole.together(asked, stream=[draw.random() < 0.5 for _ in asked])
+            assert [len(r.tokens) for r in replies] == [w["max_tokens"] for w in asked], start
+            checked = draw.randrange(10)
+            assert replies[checked].said == (await whole.cold(asked[checked])).said
+        numbers = (await whole.at_rest())["bank"]
+    assert (numbers["turns"], numbers["queued"], numbers["refused"]) == (0, 0, 0)
+    assert numbers["bytes_used"] <= numbers["bytes_budget"]
+
+
+def mixed(draw: random.Random) -> dict[str, Any]:
+    """A request that shares a random part of one long text, edits it somewhere, or is new."""
+    size = draw.choice([3, 60, 255, 256, 257, 600, 1100])
+    text = LONG[:size] if draw.random() < 0.7 else f"{draw.random()} {LONG[:size]}"
+    more = {"temperature": 0.8, "seed": draw.randrange(99)} if draw.random() < 0.3 else {}
+    return body(system_text(text), user(f"q{draw.randrange(6)}"), max_tokens=draw.choice([1, 2, 5, 20]), **more)
