@@ -1,4 +1,4 @@
-"""The engine: a prepared model, its pool of rows, and one forward over strips of conversations. Device thread only."""
+"""The engine: a prepared model, its pool of rows, and rounds over strips of conversations. Device thread only."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import mlx.core as mx
-import numpy as np
 
 from .decode.sampling import pick
 from .decode.want import Pick, Want
+from .forward import Forward
 from .models.layouts import ModelRows, model_rows
 from .models.loaded import Loaded
 from .numerics.blocks import install_swiglu
 from .numerics.prepare import linear_shapes, prepare
 from .numerics.probe import Numerics, plain, probe
 from .rows.buffers import Pool
-from .rows.caches import RoundRows, RowCache, Strip, install_attention
+from .rows.caches import install_attention
 from .rows.layout import Layout
+from .rows.plan import Strip
+from .rows.states import State
+from .trial import Trial
 
 Array = Any
 Exactness = tuple[Literal["exact", "not exact"], tuple[str, ...]]
-
-KICK = 4
-"""Layers between two hand-overs of a round's graph to the device: building it then runs beside computing it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +39,35 @@ class Engine:
 
     def __init__(self, model: Any, rows: ModelRows, numerics: Numerics, context: int) -> None:
         self.model = model
-        self.pool = Pool(rows.layout, rows.dtype)
-        self._caches = [RowCache(i, layer.window, i % KICK == 0) for i, layer in enumerate(rows.layout.layers)]
+        self.pool = Pool(rows.layout, rows.dtype, rows.states)
         self._numerics = numerics
-        self._shape = prepare(model, numerics.choose, context).shape
+        self._forward = Forward(
+            model, rows.layout, rows.tree, rows.states, prepare(model, numerics.choose, context).shape
+        )
+        self._before: dict[int, list[State]] = {}
+        self._reasons = numerics.reasons
 
     @classmethod
     def open(cls, loaded: Loaded, *, context: int, stopwatch: Callable[[], float], fast: bool = False) -> Engine:
         """Prepares a loaded model in place and answers with its engine. Blocks for about a second.
 
-        context: positions served at most. stopwatch: seconds of any monotonic clock, to choose among exact ways.
-        fast: skip the search for exact arithmetic. ModelLoadError when the model's layers cannot be kept as rows.
+        context: positions served at most. stopwatch: seconds of any monotonic clock; `opened_s` says how long it took.
+        fast: skip the search for exact arithmetic. ModelLoadError when the model cannot run on kept rows, or would
+        answer otherwise than by itself.
         """
+        begun = stopwatch()
         install_attention()
         install_swiglu()
         rows = model_rows(loaded.model, loaded.id)
         body, heads = linear_shapes(loaded.model)
         numerics = plain("chosen by --fast") if fast else probe(body, heads, rows.attention)
-        return cls(loaded.model, rows, numerics, context)
+        engine = cls(loaded.model, rows, numerics, context)
+        found = Trial(engine._forward, engine.pool, numerics.tile).run(loaded.id, rows.logits)
+        engine._reasons = (*numerics.reasons, *found)
+        engine.opened_s = stopwatch() - begun
+        return engine
+
+    opened_s: float = 0.0
 
     @property
     def layout(self) -> Layout:
@@ -65,7 +76,7 @@ class Engine:
     @property
     def exactness(self) -> Exactness:
         """Whether a row's bits are independent of what runs beside it, and what is not."""
-        return ("exact" if self._numerics.exact else "not exact"), self._numerics.reasons
+        return ("not exact" if self._reasons else "exact"), self._reasons
 
     @property
     def numerics_mode(self) -> str:
@@ -90,37 +101,31 @@ class Engine:
         return RoundResult(tuple(tuple(next(picks) for _ in range(s.wanted)) for s in strips))
 
     def accept(self, strip: Strip, kept: int) -> None:
-        """Keeps the first `kept` tokens of a strip of the last round. Rows past them are rewritten by the next round.
+        """Keeps the first `kept` tokens of a strip of the last round, at least one.
 
-        Needed after a verify round; without it all tokens of a strip stay.
+        Rows past them are rewritten by the next round. A recurrent state cannot be taken back: it is computed again
+        from the one before the round. Without this call all tokens of a strip stay.
         """
         if not 0 < kept <= len(strip.tokens):
             raise AssertionError(f"{kept} of {len(strip.tokens)} tokens cannot be kept")
+        if kept == len(strip.tokens) or not self._forward.recurrent:
+            return
+        for layer, state in zip(self._leaf(strip).layers, self._before[strip.chain.leaf], strict=True):
+            layer.state = state
+        again = [Strip(strip.chain, strip.position, strip.tokens[:kept])]
+        self._forward(again, self.pool, self._numerics.tile)
+        self.settle(again)
 
     def forward(self, strips: Sequence[Strip]) -> Array:
         """Lazy logits `[wanted rows, vocab]` of the strips' wanted rows in order; evaluate with `settle`."""
-        now = RoundRows(strips, self.pool, self._numerics.tile)
-        self._shape.wanted = mx.array(np.array(_wanted_rows(strips), dtype=np.int32))
-        tokens = [t for s in strips for t in s.tokens]
-        positions = now.positions()
-        for cache in self._caches:
-            cache.round, cache.offset = now, positions
-        try:
-            logits = self.model(mx.array(np.array(tokens, dtype=np.int32))[:, None], cache=self._caches)
-        finally:
-            for cache in self._caches:
-                cache.round = None
-        return logits.reshape(-1, logits.shape[-1])
+        if self._forward.recurrent:
+            verified = [s for s in strips if s.wanted > 1]
+            self._before = {s.chain.leaf: [layer.state for layer in self._leaf(s).layers] for s in verified}
+        return self._forward(strips, self.pool, self._numerics.tile)
 
     def settle(self, strips: Sequence[Strip], *outputs: Array) -> None:
         """Evaluates outputs and every buffer the strips wrote, so that no pending graph keeps a buffer shared."""
-        mx.eval(*outputs, *(a for s in strips for a in self.pool.segments[s.chain.leaf].flat()))
+        mx.eval(*outputs, *(a for s in strips for a in self._leaf(s).flat()))
 
-
-def _wanted_rows(strips: Sequence[Strip]) -> list[int]:
-    out: list[int] = []
-    at = 0
-    for s in strips:
-        at += len(s.tokens)
-        out += range(at - s.wanted, at)
-    return out or [0]  # the head is lazy: a row nobody reads is never computed
+    def _leaf(self, strip: Strip) -> Any:
+        return self.pool.segments[strip.chain.leaf]

@@ -1,6 +1,7 @@
 """What a loaded model keeps per token, found by asking it: its own cache kinds, and one tiny forward.
 
-Kinds: a plain KV cache is "attention", a rotating one "window", an array cache "recurrent". Anything else is refused.
+Kinds: a plain KV cache is "attention", a rotating one "window", an array cache "recurrent", and a list of caches is
+its parts. Anything else is refused.
 """
 
 from __future__ import annotations
@@ -12,39 +13,28 @@ import mlx.core as mx
 import mlx.nn as nn
 from onecopy.runtime.errors import ModelLoadError
 from onecopy.runtime.rows.layout import Kind, LayerLayout, Layout, RowTensor
+from onecopy.runtime.rows.states import Specs, StateSpec
 
 Array = Any
+Tree = int | tuple["Tree", ...]
 
 PROBE_TOKENS = (3, 1, 4, 1, 5, 9, 2, 6)
 """Ids of the forward that shows the shapes; its logits are what a trial of the rows is compared with."""
 
 
 @dataclass(frozen=True, slots=True)
-class StateSpec:
-    """One fixed-size array of a recurrent layer, per conversation; a fresh one is zero."""
-
-    shape: tuple[int, ...]
-    dtype: Any
-
-    @property
-    def nbytes(self) -> int:
-        size = int(self.dtype.size)
-        for n in self.shape:
-            size *= n
-        return size
-
-
-@dataclass(frozen=True, slots=True)
 class ModelRows:
     """What the probe found.
 
-    dtypes: of each row tensor. states: per layer, the arrays of a recurrent one. attention: the distinct
-    (kv heads, query group, key width, value width). logits: `[tokens, vocab]` f32 of `PROBE_TOKENS` by the model alone.
+    tree: the model's cache list as layer numbers; a tuple where one block keeps several. dtypes: of each row tensor.
+    states: per layer, the arrays of a recurrent one. attention: the distinct (kv heads, query group, key width, value
+    width). logits: `[tokens, vocab]` f32 of `PROBE_TOKENS` by the model alone.
     """
 
     layout: Layout
+    tree: tuple[Tree, ...]
     dtypes: dict[RowTensor, Any]
-    states: tuple[tuple[StateSpec, ...], ...]
+    states: tuple[Specs, ...]
     attention: tuple[tuple[int, int, int, int], ...]
     logits: Array
 
@@ -56,11 +46,13 @@ def model_rows(model: nn.Module, name: str) -> ModelRows:
     """Derives the layout of `model` by one forward of `PROBE_TOKENS`. ModelLoadError when it keeps anything else."""
     from mlx_lm.models.cache import make_prompt_cache
 
-    caches = make_prompt_cache(model)
+    made = make_prompt_cache(model)
+    caches: list[Any] = []
+    tree = tuple(_numbered(cache, caches) for cache in made)
     kinds = [_kind(cache, name) for cache in caches]
     for cache in caches:
         cache.queries_seen = []
-    logits = model(mx.array([PROBE_TOKENS]), cache=caches)[0].astype(mx.float32)
+    logits = model(mx.array([PROBE_TOKENS]), cache=made)[0].astype(mx.float32)
     mx.eval(logits)
     layers, states = [], []
     dtypes: dict[RowTensor, Any] = {}
@@ -70,7 +62,15 @@ def model_rows(model: nn.Module, name: str) -> ModelRows:
         dtypes.update(found)
         states.append(_states(cache) if kind == "recurrent" else ())
     shapes = {_attention_shape(layer, c) for layer, c in zip(layers, caches, strict=True) if c.queries_seen}
-    return ModelRows(Layout(tuple(layers)), dtypes, tuple(states), tuple(sorted(shapes)), logits)
+    return ModelRows(Layout(tuple(layers)), tree, dtypes, tuple(states), tuple(sorted(shapes)), logits)
+
+
+def _numbered(cache: Any, into: list[Any]) -> Tree:
+    """Appends a cache, or the parts of a list of caches, to `into`; answers with their places there."""
+    if type(cache).__name__ == "CacheList":
+        return tuple(_numbered(part, into) for part in cache.caches)
+    into.append(cache)
+    return len(into) - 1
 
 
 def _kind(cache: Any, name: str) -> Kind:
@@ -83,7 +83,7 @@ def _kind(cache: Any, name: str) -> Kind:
 
 def _layer(kind: Kind, cache: Any, name: str) -> tuple[LayerLayout, dict[RowTensor, Any]]:
     if kind == "recurrent":
-        return LayerLayout("recurrent", anchor_bytes=sum(s.nbytes for s in _states(cache))), {}
+        return LayerLayout("recurrent", anchor_bytes=sum(s.nbytes for s in _states(cache) if s)), {}
     if cache.keys is None:
         raise ModelLoadError(f"{name}: an attention layer keeps no keys, so its rows cannot be kept.")
     pairs = _tensors(cache.keys, cache.values)
@@ -102,8 +102,8 @@ def _tensors(keys: Array, values: Array) -> dict[RowTensor, Any]:
     }
 
 
-def _states(cache: Any) -> tuple[StateSpec, ...]:
-    return tuple(StateSpec(tuple(a.shape[1:]), a.dtype) for a in cache.cache if a is not None)
+def _states(cache: Any) -> Specs:
+    return tuple(None if a is None else StateSpec(tuple(a.shape[1:]), a.dtype) for a in cache.cache)
 
 
 def _attention_shape(layer: LayerLayout, cache: Any) -> tuple[int, int, int, int]:

@@ -64,7 +64,7 @@ class RowAttention(nn.Module):  # type: ignore[misc]
         if not isinstance(cache, RowCache):
             return self._original[0](x, mask, cache)
         rows = x.shape[0] * x.shape[1]
-        qkv = self._table[0].turn(self.joined.flat(x.reshape(rows, -1)), cache.offset)
+        qkv = self._table[0].turn(self.joined.flat(x.reshape(rows, -1)), cache.positions)
         cache.write("kv", qkv[:, self._heads :].swapaxes(0, 1))
         out = cache.attend(qkv[:, : self._heads])
         return self.o_proj.flat(out).reshape(x.shape)

@@ -13,11 +13,15 @@ Array = Any
 
 
 class RoundShape:
-    """What the head of a model needs to know of the round in hand: the rows whose logits are wanted, None = all."""
+    """What the head of a model needs to know of the round in hand.
 
-    __slots__ = ("wanted",)
+    wanted: the rows whose logits are wanted, None = all. taken: the head has chosen them; set by a `RowHead`.
+    """
+
+    __slots__ = ("taken", "wanted")
 
     def __init__(self) -> None:
+        self.taken = False
         self.wanted: Array | None = None
 
 
@@ -101,6 +105,7 @@ class RowHead(nn.Module):  # type: ignore[misc]
         flat = x.reshape(-1, x.shape[-1])
         if self._shape.wanted is not None:
             flat = flat[self._shape.wanted]
+            self._shape.taken = True
         y = product(flat, self.weight, self._how)
         if "bias" in self:
             y = y + self.bias

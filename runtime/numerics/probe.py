@@ -22,7 +22,7 @@ from .arrange import CANDIDATES, PLAIN, Arrangement, batched, pad_rows, product
 
 Array = Any
 
-HEIGHTS = (1, 2, 8, 3, 16, 4, 7, 9, 5, 13, 6, 12, 17, 24, 31, 32, 48, 100, 256)
+HEIGHTS = (1, 2, 8, 3, 16, 4, 7, 9, 5, 12, 6, 17, 24, 33, 48, 100, 256)
 """Rows run together in the check: every small batch a decode or verify round can have, and prefill chunks. Those that
 tell kernels apart come first, so that a candidate that is not exact is left early."""
 

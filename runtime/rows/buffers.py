@@ -6,29 +6,48 @@ slice of a live buffer may survive a round: attention takes its views inside the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from .layout import Layout, RowTensor
-from .ops import Allocate, CopyRows, Drop, ResizeLayer, RowOp, Trim
+from .ops import Allocate, CopyRows, Drop, DropAnchor, LoadAnchor, ResizeLayer, RowOp, SaveAnchor, Trim
+from .states import Specs, State, fresh
 
 Array = Any
 
 
+def put(buffer: Array, at: int, rows: Array) -> None:
+    """Writes rows `[heads, n, width]` at buffer row `at`, in place once evaluated.
+
+    A whole buffer goes in two parts: assigned at once, it would share the memory of `rows` instead.
+    """
+    n = rows.shape[1]
+    if n == buffer.shape[1] > 1:
+        put(buffer, 0, rows[:, : n // 2])
+        at, rows = n // 2, rows[:, n // 2 :]
+    buffer[:, at : at + rows.shape[1]] = rows
+
+
 class LayerBuffers:
-    """One layer of one segment: per-row buffers by name."""
+    """One layer of one segment: per-row buffers by name, and the layer's recurrent state."""
 
-    __slots__ = ("arrays",)
+    __slots__ = ("arrays", "state")
 
-    def __init__(self, tensors: tuple[RowTensor, ...], capacity: int, dtype: Callable[[RowTensor], Any]) -> None:
+    def __init__(
+        self, tensors: tuple[RowTensor, ...], capacity: int, dtype: Callable[[RowTensor], Any], specs: Specs = ()
+    ) -> None:
         self.arrays: dict[str, Array] = {t.name: mx.zeros((t.heads, capacity, t.width), dtype(t)) for t in tensors}
+        self.state: State = fresh(specs)
 
     def write(self, name: str, at: int, rows: Array) -> None:
         """Writes rows `[heads, n, width]` at buffer row `at`, in place once evaluated."""
-        self.arrays[name][:, at : at + rows.shape[1], :] = rows
+        put(self.arrays[name], at, rows)
+
+    def flat(self) -> list[Array]:
+        return [*self.arrays.values(), *(a for a in self.state if a is not None)]
 
 
 class SegmentBuffers:
@@ -36,13 +55,21 @@ class SegmentBuffers:
 
     __slots__ = ("capacity", "layers", "start")
 
-    def __init__(self, layout: Layout, start: int, capacity: int, dtype: Callable[[RowTensor], Any]) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        start: int,
+        capacity: int,
+        dtype: Callable[[RowTensor], Any],
+        states: Sequence[Specs] = (),
+    ) -> None:
         self.start = start
         self.capacity = capacity
-        self.layers = [LayerBuffers(layer.rows, capacity, dtype) for layer in layout.layers]
+        specs = states or [()] * len(layout.layers)
+        self.layers = [LayerBuffers(x.rows, capacity, dtype, s) for x, s in zip(layout.layers, specs, strict=True)]
 
     def flat(self) -> list[Array]:
-        return [array for layer in self.layers for array in layer.arrays.values()]
+        return [array for layer in self.layers for array in layer.flat()]
 
     def row_views(self, start: int, stop: int) -> dict[str, np.ndarray[Any, Any]]:
         """NumPy views of rows `[start, stop)` under a hold, keyed `layer.name`; valid until the segment drops."""
@@ -55,12 +82,22 @@ class SegmentBuffers:
 
 
 class Pool:
-    """Segment buffers by id, and the orders that change them. Device thread only."""
+    """Segment buffers and anchors by id, and the orders that change them. Device thread only.
 
-    def __init__(self, layout: Layout, dtype: Callable[[RowTensor], Any] = lambda _: mx.float32) -> None:
+    states: per layer, the specs of its recurrent arrays; empty when no layer has any.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        dtype: Callable[[RowTensor], Any] = lambda _: mx.float32,
+        states: Sequence[Specs] = (),
+    ) -> None:
         self.layout = layout
         self.segments: dict[int, SegmentBuffers] = {}
+        self.anchors: dict[int, tuple[State, ...]] = {}
         self._dtype = dtype
+        self._states = tuple(states)
 
     def apply(self, ops: tuple[RowOp, ...]) -> None:
         """Runs orders in sequence; each leaves only evaluated buffers behind."""
@@ -68,7 +105,7 @@ class Pool:
             self._table[type(op)](self, op)
 
     def _allocate(self, op: Allocate) -> None:
-        made = SegmentBuffers(self.layout, op.start, op.capacity, self._dtype)
+        made = SegmentBuffers(self.layout, op.start, op.capacity, self._dtype, self._states)
         mx.eval(made.flat())
         self.segments[op.segment] = made
 
@@ -86,7 +123,7 @@ class Pool:
         keep = op.keep - segment.start
         for name, array in layer.arrays.items():
             fresh = mx.zeros((array.shape[0], op.capacity, array.shape[2]), array.dtype)
-            fresh[:, :keep, :] = array[:, :keep, :]
+            put(fresh, 0, array[:, :keep])
             mx.eval(fresh)
             layer.arrays[name] = fresh
         if op.layer == len(segment.layers) - 1:
@@ -98,10 +135,23 @@ class Pool:
     def _trim(self, op: Trim) -> None:
         mx.clear_cache()
 
+    def _save_anchor(self, op: SaveAnchor) -> None:
+        self.anchors[op.anchor] = tuple(layer.state for layer in self.segments[op.segment].layers)
+
+    def _load_anchor(self, op: LoadAnchor) -> None:
+        for layer, state in zip(self.segments[op.segment].layers, self.anchors[op.anchor], strict=True):
+            layer.state = state
+
+    def _drop_anchor(self, op: DropAnchor) -> None:
+        self.anchors.pop(op.anchor, None)
+
     _table: dict[type, Callable[[Pool, Any], None]] = {  # noqa: RUF012
         Allocate: _allocate,
         CopyRows: _copy,
         ResizeLayer: _resize,
         Drop: _drop,
         Trim: _trim,
+        SaveAnchor: _save_anchor,
+        LoadAnchor: _load_anchor,
+        DropAnchor: _drop_anchor,
     }

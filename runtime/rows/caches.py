@@ -21,8 +21,9 @@ Array = Any
 
 
 class RowCache:
-    """One layer's view of the round. `offset` is the position of each sequence's first row; masks are the rows' affair.
+    """One layer's view of the round. Masks are the rows' own affair.
 
+    offset: the position of each sequence's first row. positions: of every row.
     kick: hand the work so far to the device as soon as this layer's attention is built, so that building the rest of
     the graph runs beside it.
     """
@@ -33,6 +34,7 @@ class RowCache:
         self.kick = kick
         self.round: RoundRows | None = None
         self.offset: Array = 0
+        self.positions: Array = 0
 
     @property
     def _now(self) -> RoundRows:

@@ -36,7 +36,7 @@ class ResizeLayer:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """The buffers and anchors of a segment go back to the allocator."""
+    """The buffers and the state of a segment go back to the allocator."""
 
     segment: int
 
@@ -46,7 +46,30 @@ class Trim:
     """Freed buffers that the allocator still pools go back to the system."""
 
 
-RowOp = Allocate | CopyRows | ResizeLayer | Drop | Trim
+@dataclass(frozen=True, slots=True)
+class SaveAnchor:
+    """A segment's recurrent state, which is the one at its frontier, is kept under an anchor's id. Copies nothing."""
+
+    segment: int
+    anchor: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadAnchor:
+    """A segment's recurrent state becomes the anchor's: also how a fork or a new leaf comes by its state."""
+
+    anchor: int
+    segment: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropAnchor:
+    """An anchor's state goes back to the allocator once no segment has it."""
+
+    anchor: int
+
+
+RowOp = Allocate | CopyRows | ResizeLayer | Drop | Trim | SaveAnchor | LoadAnchor | DropAnchor
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,119 @@
+"""One forward of a prepared model over strips of conversations. Device thread only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from .models.layouts import Tree
+from .numerics.linear import RoundShape
+from .rows.attention import RowTile
+from .rows.buffers import Pool
+from .rows.caches import RowCache
+from .rows.layout import Layout
+from .rows.plan import RoundRows, Strip
+from .rows.states import Specs, StateCache
+
+Array = Any
+LayerCache = RowCache | StateCache
+
+KICK = 8
+"""Layers between two hand-overs of a round's graph to the device: with cores to spare, building it runs beside it."""
+
+
+class Forward:
+    """Calls the model. Where rows are all there is, every row is a batch entry of its own, whatever strip it is from.
+
+    A recurrent layer needs a strip's rows in sequence: then strips of equal length share a call of `[strips, length]`.
+    """
+
+    def __init__(
+        self, model: Any, layout: Layout, tree: tuple[Tree, ...], states: tuple[Specs, ...], shape: RoundShape
+    ) -> None:
+        self._model = model
+        self._shape = shape
+        self._caches: list[LayerCache] = [
+            StateCache(i, states[i]) if layer.kind == "recurrent" else RowCache(i, layer.window, i % KICK == 0)
+            for i, layer in enumerate(layout.layers)
+        ]
+        self._rows = [c for c in self._caches if isinstance(c, RowCache)]
+        self._states = [c for c in self._caches if isinstance(c, StateCache)]
+        self._given = [_grown(part, self._caches) for part in tree]
+
+    @property
+    def recurrent(self) -> bool:
+        return bool(self._states)
+
+    def __call__(self, strips: Sequence[Strip], pool: Pool, tile: RowTile) -> Array:
+        """Lazy logits `[wanted rows, vocab]`, strips and rows in order (one meaningless row if none is wanted).
+
+        Puts the strips' rows and states into the pool's segments, lazily too.
+        """
+        if not self.recurrent:
+            return self._call(strips, pool, tile, 1)
+        groups = _by_length(strips)
+        parts = [self._call([strips[i] for i in g], pool, tile, len(strips[g[0]].tokens)) for g in groups]
+        return _in_order(parts, strips, groups)
+
+    def _call(self, strips: Sequence[Strip], pool: Pool, tile: RowTile, length: int) -> Array:
+        now = RoundRows(strips, pool, tile)
+        wanted = mx.array(np.array(_wanted_rows(strips), dtype=np.int32))
+        tokens = mx.array(np.array([t for s in strips for t in s.tokens], dtype=np.int32)).reshape(-1, length)
+        self._enter(now, length)
+        self._shape.wanted, self._shape.taken = wanted, False
+        try:
+            logits = self._model(tokens, cache=self._given)
+        finally:
+            for cache in self._rows:
+                cache.round = None
+        self._leave(now)
+        logits = logits.reshape(-1, logits.shape[-1])
+        return logits if self._shape.taken else logits[wanted]
+
+    def _enter(self, now: RoundRows, length: int) -> None:
+        positions = now.positions()
+        starts = positions if length == 1 else now.starts()
+        for rows in self._rows:
+            rows.round, rows.positions, rows.offset = now, positions, starts
+        for state in self._states:
+            state.offset = starts
+            state.load([now.pool.segments[s.chain.leaf].layers[state.layer].state for s in now.strips])
+
+    def _leave(self, now: RoundRows) -> None:
+        for cache in self._states:
+            for s, state in zip(now.strips, cache.unload(), strict=True):
+                now.pool.segments[s.chain.leaf].layers[cache.layer].state = state
+
+
+def _grown(part: Tree, caches: Sequence[LayerCache]) -> Any:
+    return caches[part] if isinstance(part, int) else tuple(_grown(p, caches) for p in part)
+
+
+def _wanted_rows(strips: Sequence[Strip]) -> list[int]:
+    out: list[int] = []
+    at = 0
+    for s in strips:
+        at += len(s.tokens)
+        out += range(at - s.wanted, at)
+    return out or [0]  # the head is lazy: a row nobody reads is never computed
+
+
+def _by_length(strips: Sequence[Strip]) -> list[list[int]]:
+    groups: dict[int, list[int]] = {}
+    for i, s in enumerate(strips):
+        groups.setdefault(len(s.tokens), []).append(i)
+    return list(groups.values())
+
+
+def _in_order(parts: list[Array], strips: Sequence[Strip], groups: list[list[int]]) -> Array:
+    """The wanted rows of all groups in the order of the strips."""
+    if len(parts) == 1:
+        return parts[0]
+    rows = [(i, row) for group in groups for i in group for row in range(strips[i].wanted)]
+    kept = [part for part, g in zip(parts, groups, strict=True) if any(strips[i].wanted for i in g)] or parts[:1]
+    joined = kept[0] if len(kept) == 1 else mx.concatenate(kept)
+    order = sorted(range(len(rows)), key=rows.__getitem__)
+    return joined if order == list(range(len(rows))) else joined[mx.array(order)]

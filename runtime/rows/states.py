@@ -1,0 +1,86 @@
+"""Recurrent state: fixed-size arrays of a layer, per conversation, that stand for everything up to the frontier.
+
+A round reads a state and leaves a new one; nothing is written in place. So an anchor is a reference, not a copy, and a
+state can be put back as it was. Device thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+Array = Any
+State = tuple[Array | None, ...]
+"""One layer's arrays by slot; None where the model uses no slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """One fixed-size array of a recurrent layer, per conversation; a fresh one is zero."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+    @property
+    def nbytes(self) -> int:
+        size = int(self.dtype.size)
+        for n in self.shape:
+            size *= n
+        return size
+
+
+Specs = tuple[StateSpec | None, ...]
+
+
+def fresh(specs: Specs) -> State:
+    """The state before the first token."""
+    return tuple(None if s is None else mx.zeros(s.shape, s.dtype) for s in specs)
+
+
+class StateCache:
+    """One recurrent layer's view of a round, with the interface of mlx-lm's `ArraysCache`: slots `[batch, …]`."""
+
+    lengths = None
+    left_padding = None
+
+    def __init__(self, layer: int, specs: Specs) -> None:
+        self.layer = layer
+        self.specs = specs
+        self.offset: Array = 0
+        self._slots: list[Array | None] = []
+
+    def load(self, states: Sequence[State]) -> None:
+        """Takes the states of a round's conversations, in order."""
+        self._slots = [None] * len(self.specs)
+        for i, spec in enumerate(self.specs):
+            if spec is not None:
+                self._slots[i] = mx.stack([state[i] for state in states])  # type: ignore[misc]
+
+    def unload(self) -> list[State]:
+        """The new state of each conversation. Lazy copies: a slice would keep the whole batch alive."""
+        batch = next(slot.shape[0] for slot in self._slots if slot is not None)
+        states = [tuple(None if slot is None else slot[b] * 1 for slot in self._slots) for b in range(batch)]
+        self._slots = []
+        return states
+
+    @property
+    def cache(self) -> list[Array | None]:
+        return self._slots
+
+    def __getitem__(self, slot: int) -> Array | None:
+        return self._slots[slot]
+
+    def __setitem__(self, slot: int, value: Array) -> None:
+        self._slots[slot] = value
+
+    def make_mask(self, *_: Any, **__: Any) -> None:
+        return None
+
+    def advance(self, rows: int) -> None:
+        """Lengths are the bank's affair."""
+
+    def empty(self) -> bool:
+        return False

@@ -1,0 +1,121 @@
+"""Recurrent layers: state beside rows, anchors, verify rounds taken back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.models.cache import make_prompt_cache
+from onecopy.runtime.engine import Engine
+from onecopy.runtime.rows.layout import BLOCK
+from onecopy.runtime.rows.ops import DropAnchor, LoadAnchor, SaveAnchor
+
+from tests.support.engines import Talk, opened, together
+from tests.support.tiny import tiny
+
+QWEN3_5: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 4,
+    "rope_parameters": {"type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+}
+EXPERTS: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "shared_expert_intermediate_size": 32,
+    "moe_intermediate_size": 32,
+}
+MODELS = {"dense": QWEN3_5, "experts": QWEN3_5 | EXPERTS}
+TOKENS = np.random.default_rng(3).integers(0, 128, 60).tolist()
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def engine(request: pytest.FixtureRequest) -> Engine:
+    return opened(tiny("qwen3_5", **MODELS[request.param]))
+
+
+def own_answer(kind: str, tokens: list[int], count: int) -> list[int]:
+    """mlx-lm's own greedy tokens."""
+    model = tiny("qwen3_5", **MODELS[kind]).model
+    cache, out, feed = make_prompt_cache(model), [], tokens
+    for _ in range(count):
+        out.append(int(mx.argmax(model(mx.array([feed]), cache=cache)[0, -1]).item()))
+        feed = out[-1:]
+    return out
+
+
+def answer(talk: Talk, tokens: list[int], count: int) -> list[int]:
+    out: list[int] = []
+    feed = tokens
+    for _ in range(count):
+        out.append(int(talk.feed(feed)[-1].argmax()))
+        feed = out[-1:]
+    return out
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_tokens_are_those_of_mlx_lm(kind: str) -> None:
+    engine = opened(tiny("qwen3_5", **MODELS[kind]))
+    assert answer(Talk(engine, BLOCK), TOKENS, 40) == own_answer(kind, TOKENS, 40)
+
+
+def test_the_layout_prices_state_and_rows(engine: Engine) -> None:
+    kinds = [layer.kind for layer in engine.layout.layers]
+    assert kinds == ["recurrent"] * 3 + ["attention"]
+    assert engine.layout.layers[0].anchor_bytes == 4 * (3 * (2 * 2 * 16 + 4 * 8) + 4 * 16 * 8)
+
+
+def test_rows_have_the_same_bits_in_any_steps_and_beside_others(engine: Engine) -> None:
+    whole = Talk(engine, BLOCK).feed(TOKENS)
+    assert engine.exactness == ("exact", ())
+    assert np.array_equal(Talk(engine, BLOCK).feed(TOKENS, 17, 1, 3, 8), whole)
+    talks = [Talk(engine, BLOCK) for _ in range(5)]
+    for i, talk in enumerate(talks):
+        talk.feed(TOKENS[: 7 * i + 1])
+    work = [(t, TOKENS[7 * i + 1 : 7 * i + 1 + n]) for (i, t), n in zip(enumerate(talks), (1, 4, 1, 9, 4), strict=True)]
+    for (i, rows), (_, tokens) in zip(enumerate(together(work)), work, strict=True):
+        assert np.array_equal(rows, whole[7 * i + 1 : 7 * i + 1 + len(tokens)])
+
+
+@pytest.mark.parametrize("kept", range(1, 7))
+def test_a_verify_round_keeps_the_state_at_the_accepted_row(engine: Engine, kept: int) -> None:
+    talk = Talk(engine, BLOCK)
+    talk.feed(TOKENS[:20])
+    strip = talk.strip([*TOKENS[20 : 20 + kept], *[1] * (6 - kept)])
+    engine.settle([strip], engine.forward([strip]))
+    engine.accept(strip, kept)
+    talk.position += kept
+    assert np.array_equal(talk.feed(TOKENS[20 + kept :], 9), Talk(engine, BLOCK).feed(TOKENS)[20 + kept :])
+
+
+def test_an_anchor_brings_a_state_back_and_gives_a_fork_its_own(engine: Engine) -> None:
+    whole = Talk(engine, BLOCK).feed(TOKENS)
+    talk = Talk(engine, BLOCK)
+    talk.feed(TOKENS[:30])
+    engine.pool.apply((SaveAnchor(talk.leaf, 7),))
+    talk.feed([9] * 11)
+    fork = Talk(engine, BLOCK)
+    fork.feed(TOKENS[:30])
+    engine.pool.apply((LoadAnchor(7, talk.leaf), LoadAnchor(7, fork.leaf), DropAnchor(7)))
+    talk.position = 30
+    assert np.array_equal(talk.feed(TOKENS[30:]), whole[30:])
+    assert np.array_equal(fork.feed(TOKENS[30:], 5), whole[30:])
+    assert 7 not in engine.pool.anchors
+
+
+def test_a_state_keeps_no_other_conversation_alive(engine: Engine) -> None:
+    talks = [Talk(engine, BLOCK) for _ in range(8)]
+    together([(t, [5]) for t in talks])
+    before = mx.get_active_memory()
+    layers = engine.pool.segments[talks[0].leaf].layers
+    states = sum(a.nbytes for layer in layers for a in layer.state if a is not None)
+    for talk in talks[1:]:
+        engine.pool.segments.pop(talk.leaf)
+    rows = engine.layout.row_bytes * BLOCK
+    assert before - mx.get_active_memory() >= 7 * (states + rows)
