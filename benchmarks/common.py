@@ -87,7 +87,7 @@ class Report:
         self.notes.append(text)
 
     def finish(self) -> None:
-        console.print(hardware_line(self.hardware), style="dim")
+        console.print(f"{hardware_line(self.hardware)}; load at the start {self.hardware['load']}", style="dim")
         for table in self.tables:
             console.print(rich(table))
         for bar in self.bars:
@@ -180,7 +180,7 @@ def hardware_line(found: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     return (
         f"{found['cpu']}, {found['cores']} cores, {found['threads']} threads, {found['memory_gib']} GiB, "
-        f"{found['system']}; matmul on {found['blas']}; {versions}; load at the start {found['load']}"
+        f"{found['system']}; matmul on {found['blas']}; {versions}"
     )
 
 

@@ -42,9 +42,10 @@ SMOKE = Sizes((1, 3), 6, 1)
 
 def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
-    report = Report("concurrent", options)
+    checks = options.alone or options.serial
+    report = Report("concurrent-equal" if checks else "concurrent", options)
     with model_of(options) as model:
-        equal = trio.run(checked if options.alone or options.serial else compared, options, report, model)
+        equal = trio.run(checked if checks else compared, options, report, model)
     report.finish()
     return 0 if equal else 1
 

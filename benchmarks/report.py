@@ -45,7 +45,8 @@ def markdown(results: list[Result]) -> str:
     machines = dict.fromkeys(hardware_line(r["hardware"]) for r in results if "hardware" in r)
     parts = [*(f"Measured on {line}." for line in machines), bars(results)]
     for result in results:
-        parts += [f"### {result['benchmark']}", *map(table, result["tables"])]
+        load = f" (load of the machine when it began: {result['hardware']['load']})" if "hardware" in result else ""
+        parts += [f"### {result['benchmark']}{load}", *map(table, result["tables"])]
         parts += [f"- {note}" for note in result.get("notes", ())]
     return "\n\n".join(part for part in parts if part)
 
