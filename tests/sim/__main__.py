@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tests.sim.run import Report, run_scenario
-from tests.sim.scenario import Scenario, scenario, small
+from tests.sim.scenario import Scenario, scenario, small, stored
 from tests.sim.shrink import shrink
 
 ERR = Console(stderr=True)
@@ -20,7 +20,7 @@ ERR = Console(stderr=True)
 def main(argv: list[str] | None = None) -> int:
     """0 when every run kept every promise, 1 at the first that did not."""
     options = _options(argv)
-    draw = small if options.small else scenario
+    draw = small if options.small else stored if options.disk else scenario
     if options.replay is not None:
         return _replay(draw(options.replay), options.step)
     begun, runs = time.process_time(), 0
@@ -39,6 +39,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", default="0..200", help="A..B: from A up to but not including B")
     parser.add_argument("--until", type=float, help="minutes: go on past B until then")
     parser.add_argument("--small", action="store_true", help="scenarios of one or two short conversations")
+    parser.add_argument("--disk", action="store_true", help="with a rows store, and several lives on one disk")
     parser.add_argument("--replay", type=int, metavar="SEED", help="run one seed and print its events")
     parser.add_argument("--step", action="store_true", help="with --replay: wait for Enter after each event")
     return parser.parse_args(argv)

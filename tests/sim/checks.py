@@ -52,6 +52,36 @@ def check_mailboxes(world: World, statistics: dict[str, Any], ended: bool) -> No
         world.violate(f"sessions lost messages: {gone}")
 
 
+def check_disk(world: World) -> None:
+    """At the start of a life: what was acknowledged is there, and everything there is right."""
+    actor: Any = world.system._supervisor.actor("rows store") if world.scenario.store is not None else None
+    engine = actor._engine if actor is not None else None
+    if engine is None:
+        return
+    with world.disk.quiet():
+        if world.scenario.store.quota is None and not any(life.eio for life in world.scenario.store.lives):
+            for key, record in world.kept.acked.items():
+                if engine.locate(key) is None:
+                    world.violate(f"an acknowledged record at row {record.start} is gone")
+        for key in list(engine._shelf.index.entries):
+            _check_record(world, engine, key)
+
+
+def _check_record(world: World, engine: Any, key: bytes) -> None:
+    """A record's rows are those of all tokens up to it."""
+    chain = [engine.load(entry) for entry in engine.chain(key)]
+    tokens = [t for stored in chain for t in stored.tokens]
+    if chain[0].start or sum(len(s.tokens) for s in chain) != chain[-1].start + len(chain[-1].tokens):
+        return  # its beginning was given up: nobody can find it
+    first = model.first_rows(tokens, 0)
+    second, _ = model.second_rows(first, 0, 0)
+    start = chain[-1].start
+    for layer, rows in enumerate((first, second)):
+        found = chain[-1].tensors.get(f"{layer}.k")
+        if found is not None and not np.array_equal(found.reshape(-1), rows[start:]):
+            world.violate(f"the record at row {start} on disk, layer {layer}, has other rows than its tokens")
+
+
 def _nothing_runs(world: World, bank: Any) -> None:
     if bank._ledger.turns:
         world.violate(f"turns {sorted(bank._ledger.turns)} still have leases")
@@ -128,5 +158,6 @@ def _shape(node: Node) -> Any:
 def _copies(world: World, ledger: Ledger) -> None:
     """Every byte copied was counted, by reason."""
     counted = sum(ledger.totals.copied.values())
-    if world.crashed == 0 and not world.scenario.fail_run and world.engine.pool.copied != counted:
+    banks = sum(event[1:] == ("up", "bank") for event in world.events)
+    if banks == 1 and not world.scenario.fail_run and world.engine.pool.copied != counted:
         world.violate(f"{world.engine.pool.copied} bytes were copied, {counted} are counted")

@@ -206,6 +206,10 @@ async def run_client(world: World, number: int, client: Client) -> None:
     """One client from its begin to the end of its program."""
     await trio.sleep(client.begins)
     which, length = client.base
-    talker = Talker(world, f"c{number}", client.salt, BASES[which][:length])
+    salt, history = client.salt, BASES[which][:length]
+    if client.resume is not None and world.past:
+        salt, history = world.past[client.resume % len(world.past)]
+    talker = Talker(world, f"c{number}", salt, history)
     await talker.follow(client.program)
+    world.kept.histories.append((salt, talker.history))
     world.log(talker.name, "done")

@@ -61,6 +61,10 @@ class Segment:
     def flat(self) -> list[Words]:
         return []
 
+    def row_views(self, start: int, stop: int) -> dict[str, Words]:
+        a, b = start - self.start, stop - self.start
+        return {f"{i}.k": layer.arrays["k"][:, a:b] for i, layer in enumerate(self.layers)}
+
 
 class SimPool:
     """Segments by id. budget: bytes at most at any instant. copied: bytes moved by orders. forced: by live views.

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import trio
 import trio.testing
-from onecopy.runtime.errors import RestartIntensityExceeded
+from onecopy.runtime.errors import RestartIntensityExceeded, StoreUnusable
+from onecopy.runtime.store.rows_on_disk import LOCK
 from trio._core import _run
 
 from tests.sim import checks
 from tests.sim.clients import run_client
+from tests.sim.disk import Faults, SimDisk
 from tests.sim.scenario import Scenario, scenario
-from tests.sim.world import World, install_drafter
+from tests.sim.world import STORE, Kept, World, install_drafter
 
 PATIENCE = 100_000.0
 """Virtual seconds after which a run that has not ended never will."""
-REST = 4.0
-"""Virtual seconds after the last client in which the bank cleans up."""
+REST, RESTS = 4.0, 40
+"""Virtual seconds after the last client in which the bank cleans up, and how often it may take as long again."""
 
 
 @dataclass(slots=True)
@@ -44,43 +46,105 @@ def run_seed(seed: int, change: Callable[[Scenario], Scenario] = lambda s: s) ->
     return run_scenario(change(scenario(seed)))
 
 
-def run_scenario(
-    chosen: Scenario, around: Callable[[World], AbstractContextManager[Any]] = lambda _: nullcontext()
-) -> Report:
-    """Runs a scenario on a schedule drawn by its seed."""
+def run_scenario(chosen: Scenario) -> Report:
+    """Runs a scenario, life after life, on a schedule drawn by its seed."""
     logging.disable(logging.CRITICAL)
     install_drafter(chosen)
-    world = World(chosen)
     previous = _run._ALLOW_DETERMINISTIC_SCHEDULING
     _run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
     _run._r.seed(chosen.seed)
+    report = Report(chosen.seed)
     try:
-        with around(world):
-            trio.run(_live, world, clock=trio.testing.MockClock(autojump_threshold=0))
-    except Exception as error:
-        world.violate(f"the run ends in {error!r}")
+        for world in _worlds(chosen):
+            _run_world(world)
+            report.broken += world.broken
+            report.events += world.events
+            report.rows += world.engine.rows
     finally:
         _run._ALLOW_DETERMINISTIC_SCHEDULING = previous  # type: ignore[misc]
         logging.disable(logging.NOTSET)
-    return Report(chosen.seed, world.broken, world.events, world.engine.rows)
+    return report
+
+
+def _worlds(chosen: Scenario) -> Iterator[World]:
+    """The lives of a scenario; between two of them the machine is what the earlier one's end left."""
+    if chosen.store is None:
+        yield World(chosen)
+        return
+    rng = random.Random(chosen.seed ^ 0xD15C)
+    kept = Kept(SimDisk(Faults(rng), capacity=chosen.store.capacity or 1 << 40))
+    for number, life in enumerate(chosen.store.lives):
+        world = World(chosen, life if number else replace(life, clients=chosen.clients), kept)
+        _arm(world)
+        yield world
+        _end(world, rng)
+
+
+def _arm(world: World) -> None:
+    life, disk = world.life, world.disk
+    disk.clock = world.clock.wall
+    disk.rate = life.rate
+    disk.faults.eio, disk.faults.enospc, disk.faults.short = life.eio, life.enospc, life.short
+    if life.end != "stop":
+        disk.faults.cut_after = disk.medium.calls + life.at
+    if life.rival:
+        rival = disk.beside(99)
+        rival.mkdir(STORE)
+        rival.lock(f"{STORE}/{LOCK}")
+
+
+def _end(world: World, rng: random.Random) -> None:
+    """The process is gone; after a cut the power comes back."""
+    disk = world.disk
+    disk.faults.cut_after = None
+    if world.life.end == "cut" and world.off:
+        disk.cut(rng)
+    disk.medium.off = False
+    disk.medium.locks.clear()
+    disk.restart()
+    world.kept.past += world.lasted
+
+
+def _run_world(world: World) -> None:
+    try:
+        trio.run(_live, world, clock=trio.testing.MockClock(autojump_threshold=0))
+    except Exception as error:
+        world.violate(f"the run ends in {error!r}")
 
 
 async def _live(world: World) -> None:
+    """Until everything is done, or the process dies."""
     try:
         with trio.fail_after(PATIENCE):
-            await _system(world)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_die, world, nursery.cancel_scope)
+                await _system(world)
+                nursery.cancel_scope.cancel()
     except trio.TooSlowError:
         world.violate("somebody waits for ever")
+    finally:
+        world.lasted = trio.current_time()
+
+
+async def _die(world: World, scope: trio.CancelScope) -> None:
+    await world.end_now.wait()
+    scope.cancel()
 
 
 async def _system(world: World) -> None:
     supervisor = world.system._supervisor
     try:
         async with supervisor:
+            checks.check_disk(world)
             await _clients(world)
             if world.scenario.term is None:
-                await trio.sleep(REST)
+                await _rest(world)
                 checks.check_rest(world)
+    except StoreUnusable as error:
+        world.log("cannot start", error.message)
+        if not (world.life.eio or world.life.enospc or world.scenario.store.capacity):
+            world.violate(f"the system does not start: {error.message}")
+        return
     except RestartIntensityExceeded:
         world.log("gave up")
         if world.crashed + len(world.scenario.fail_run) + len(world.scenario.fail_after) < 2:
@@ -88,9 +152,18 @@ async def _system(world: World) -> None:
     checks.check_mailboxes(world, supervisor.statistics(), ended=True)
 
 
+async def _rest(world: World) -> None:
+    """Until the bank has cleaned up and no save is under way: a disk that fails is tried again for half a minute."""
+    for _ in range(RESTS):
+        await trio.sleep(REST)
+        bank: Any = world.system._supervisor.actor("bank")
+        if bank is None or not any(s.holds for s in bank._ledger.segments.values()):
+            return
+
+
 async def _clients(world: World) -> None:
     async with trio.open_nursery() as nursery:
-        for number, client in enumerate(world.scenario.clients):
+        for number, client in enumerate(world.life.clients):
             nursery.start_soon(run_client, world, number, client)
         for seconds in world.scenario.jumps:
             world.clock.jump(seconds)

@@ -62,19 +62,51 @@ Step = Say | Branch | Rest | Care
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """begins: seconds into the run. salt: its key's. base: which shared beginning its history starts with, how long."""
+    """begins: seconds into the run. salt: its key's. base: which shared beginning its history starts with, how long.
+
+    resume: it goes on where a client of an earlier life was, chosen by this number; None for a new conversation.
+    """
 
     program: tuple[Step, ...]
     begins: float = 0.0
     salt: bytes = b""
     base: tuple[int, int] = (0, 0)
+    resume: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One process on the same disk. Scenarios with a disk have several; the first one's clients are the scenario's own.
+
+    end: how it ends: "stop" in order, "kill" at once with the system's page cache intact, "cut" with the power, after
+    `at` disk calls (kill and cut). Chances of faults are per disk call. rival: another process has the directory.
+    """
+
+    clients: tuple[Client, ...] = ()
+    end: Literal["stop", "kill", "cut"] = "stop"
+    at: int = 0
+    eio: float = 0.0
+    enospc: float = 0.0
+    short: float = 0.0
+    rate: float | None = None
+    rival: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """A scenario's disk. capacity: of the medium; quota: of the store; permit: of the stager. Bytes. None: plenty."""
+
+    lives: tuple[Life, ...]
+    capacity: int | None = None
+    quota: int | None = None
+    permit: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Crash:
     """An actor fails at its n-th message, before or after it handled it."""
 
-    actor: Literal["bank", "lane"]
+    actor: Literal["bank", "lane", "stager", "rows store"]
     at: int
     after: bool
 
@@ -97,11 +129,13 @@ class Scenario:
     term: int | None = None
     jumps: tuple[float, ...] = ()
     chunk: int = 2 * BLOCK
+    store: Store | None = None
 
     @property
     def calm(self) -> bool:
         """Nothing is made to fail."""
-        return not (self.fail_run or self.fail_after or self.crashes or self.term is not None or self.mailbox < 64)
+        faults = self.fail_run or self.fail_after or self.crashes or self.term is not None or self.mailbox < 64
+        return not faults and (self.store is None or all(life.end != "cut" for life in self.store.lives))
 
 
 @dataclass(slots=True)
@@ -113,6 +147,36 @@ class Grammar:
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
+
+    def stored(self) -> Scenario:
+        """A scenario with a disk and two or three lives on it."""
+        r = self.rng
+        drawn = self.scenario()
+        lives = tuple(self.life(number) for number in range(r.choice((2, 2, 3))))
+        store = Store(
+            lives,
+            capacity=r.choice((None, None, 40_000, 90_000)),
+            quota=r.choice((None, None, None, 400_000)),
+            permit=r.choice((None, 4096, 20_000)),
+        )
+        layout = "attention" if drawn.layout == "qsa" else drawn.layout
+        crashes = tuple(replace(c, actor=r.choice(("bank", "lane", "stager", "rows store"))) for c in drawn.crashes)
+        return replace(drawn, layout=layout, term=None, crashes=crashes, mailbox=4096, store=store)
+
+    def life(self, number: int) -> Life:
+        r = self.rng
+        clients = tuple(replace(self.client(), resume=r.randrange(8)) for _ in range(r.choice((1, 2, 3))))
+        faulty = r.random() < 0.25
+        return Life(
+            clients if number else (),
+            r.choice(("stop", "stop", "kill", "cut")),
+            r.randrange(5, 400),
+            eio=0.05 * faulty * r.random(),
+            enospc=0.1 * faulty * r.random(),
+            short=0.3 * faulty * r.random(),
+            rate=r.choice((None, None, 1e6, 3e4)),
+            rival=r.random() < 0.06,
+        )
 
     def scenario(self) -> Scenario:
         r = self.rng
@@ -203,6 +267,11 @@ class Grammar:
 def scenario(seed: int) -> Scenario:
     """The scenario of a seed."""
     return Grammar(seed).scenario()
+
+
+def stored(seed: int) -> Scenario:
+    """The scenario of a seed, with a disk."""
+    return Grammar(seed).stored()
 
 
 def small(seed: int) -> Scenario:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from onecopy.actors.bank import Bank
 from onecopy.actors.lane import Lane
+from onecopy.actors.messages.store import Put
+from onecopy.runtime.core import Ref
 from onecopy.runtime.rows.caches import Strip
 from onecopy.runtime.rows.layout import round_up
 from onecopy.runtime.rows.ledger import Grant, Ledger, Shortage, Wanted
@@ -82,13 +84,14 @@ def _indexed(ledger: Ledger, s: Segment) -> int:
 
 
 def salt_of(ledger: Ledger, s: Segment) -> bytes:
-    """The key of a segment's conversations, known from whoever ends at or below it."""
+    """The key of a segment's conversations, known from whoever ends at or below it; else what it is indexed under."""
     if s.tip is not None:
         return ledger.conversations[s.tip].salt
     turn = next((t for t in ledger.turns.values() if s in t.leaves), None)
     if turn is not None:
         return turn.conversation.salt
-    return next((salt_of(ledger, c) for c in s.children), b"?")
+    below = next(iter(s.children), None)
+    return salt_of(ledger, below) if below is not None else ledger._prefixes.salt(s) or b""
 
 
 def _common(a: list[int], b: tuple[int, ...]) -> int:
@@ -110,7 +113,7 @@ def check_admission(
     if isinstance(got, Shortage):
         if snapshot(ledger) != before:
             world.violate("a refusal changed the books")
-        pinned = any(c.pinned for c in ledger.conversations.values())
+        pinned = any(c.pinned for c in ledger.conversations.values()) or any(s.holds for s in ledger.segments.values())
         if (
             not ledger.turns
             and not pinned
@@ -137,3 +140,50 @@ def _said(got: Grant | Shortage) -> tuple[Any, ...]:
     if isinstance(got, Shortage):
         return "short", got.needed, got.available
     return got.conversation, got.how, got.matched, got.diverged
+
+
+class Heard:
+    """A ref that notes which records were said to be durable."""
+
+    def __init__(self, world: World, ref: Ref) -> None:
+        self._world = world
+        self._ref = ref
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ref, name)
+
+    async def ask(self, message: Any, deadline: float | None = None) -> Any:
+        answer = await self._ref.ask(message, deadline)
+        if isinstance(message, Put) and not self._world.off:
+            self._world.kept.acked.update({r.key: r for r in message.records})
+            self._world.log("durable", len(message.records))
+        return answer
+
+
+def watch_disk(world: World, actor: Any) -> None:
+    """Notes what is acknowledged, and what is given up on purpose."""
+    store = world.scenario.store
+    if actor.name == "stager":
+        actor._store = Heard(world, actor._store)
+        if store is not None and store.permit is not None:
+            actor._permit.size = store.permit
+        return
+    dispatch = actor.dispatch
+
+    async def dispatched(envelope: Any) -> None:
+        _forget(world, envelope.message)
+        await dispatch(envelope)
+
+    actor.dispatch = dispatched
+
+
+def _forget(world: World, message: Any) -> None:
+    """Records that somebody asks to be dropped are not missed later."""
+    acked = world.kept.acked
+    if type(message).__name__ in ("Condemn", "Supersede"):
+        for key in message.keys:
+            acked.pop(key, None)
+    if type(message).__name__ == "DropConversation":
+        at = acked.pop(message.tip, None)
+        while at is not None:
+            at = acked.pop(at.parent, None)

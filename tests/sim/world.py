@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,29 +16,54 @@ from onecopy.actors.bank import Bank
 from onecopy.actors.lane import Lane
 from onecopy.actors.service import Options
 from onecopy.actors.system import System
-from onecopy.runtime.core import Actor
+from onecopy.runtime.core import Actor, Child
 from onecopy.runtime.decode import Limits
-from onecopy.runtime.errors import ActorStopped
+from onecopy.runtime.errors import ActorStopped, StoreUnusable
 from onecopy.runtime.seams.clock import VirtualClock
+from onecopy.runtime.seams.disk import Disk
 from onecopy.runtime.seams.rng import SeededRng
+from onecopy.runtime.store import Record
 
 from tests.sim import watch
 from tests.sim.device import DeviceFault, DeviceFaults, SimDevice
-from tests.sim.disk import SimDisk
+from tests.sim.disk import PowerCut, SimDisk
 from tests.sim.engine import SimEngine
 from tests.sim.model import CONTEXT, EOS, VOCAB, alone
-from tests.sim.scenario import Scenario
+from tests.sim.scenario import Life, Scenario
+
+DAY = 1_700_000_000.0
+STORE = "/store"
 
 
 class SimCrash(Exception):
     """The bug that a scenario plants in an actor."""
 
 
-class World:
-    """What a run consists of. events: what happened, in order. broken: promises that were not kept, as sentences."""
+@dataclass(slots=True)
+class Kept:
+    """What outlives a process. acked: records said to be durable, by key. histories: conversations with salts."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    disk: SimDisk
+    acked: dict[bytes, Record] = field(default_factory=dict)
+    histories: list[tuple[bytes, tuple[int, ...]]] = field(default_factory=list)
+    past: float = 0.0
+
+
+class World:
+    """What a run consists of. events: what happened, in order. broken: promises that were not kept, as sentences.
+
+    life: the process this is, with the disk it finds. off: it is dead, and what its remains do counts no more.
+    """
+
+    def __init__(self, scenario: Scenario, life: Life | None = None, kept: Kept | None = None) -> None:
         self.scenario = scenario
+        self.life = life or Life(scenario.clients)
+        self.kept = kept or Kept(SimDisk())
+        self.disk = self.kept.disk
+        self.off = False
+        self.lasted = 0.0
+        self.past = tuple(self.kept.histories)
+        self.end_now = trio.Event()
         self.events: list[tuple[Any, ...]] = []
         self.broken: list[str] = []
         self.crashed = 0
@@ -47,15 +74,19 @@ class World:
         # A block of one layer beside the budget is what a resize needs; the bank has to live with the budget alone.
         self.engine = SimEngine(scenario.layout, 0, self.violate)
         self.engine.pool.budget = self.budget = scenario.blocks * self.engine.layout.block_bytes
-        self.clock = VirtualClock()
-        self.disk = SimDisk()
+        self.engine.pool.strict = scenario.store is None
+        self.clock = VirtualClock(DAY + self.kept.past)
         options = Options(context=CONTEXT, parallel=scenario.parallel)
+        if scenario.store is not None:
+            options = replace(options, store=STORE, store_quota=scenario.store.quota)
         self.system = SimSystem(options, self)
 
     def log(self, *what: Any) -> None:
         self.events.append((round(trio.current_time(), 6), *what))
 
     def violate(self, sentence: str) -> None:
+        if self.off:
+            return
         self.broken.append(sentence)
         self.events.append(("VIOLATION", sentence))
 
@@ -84,8 +115,21 @@ class SimSystem(System):
         for cell in self._supervisor._cells.values():
             cell._on_event = self._event
 
+    def _disk_children(self, options: Options, budget: int, disk: Disk) -> list[Child]:
+        children = super()._disk_children(options, budget, disk)
+        return [replace(child, factory=partial(self._watched, child.factory)) for child in children]
+
+    def _watched(self, make: Callable[[], Actor]) -> Actor:
+        actor = make()
+        watch.watch_disk(self._world, actor)
+        self._prepare(actor)
+        return actor
+
     def _event(self, kind: str, name: str, detail: object) -> None:
-        if kind == "crashed":
+        if kind == "crashed" and isinstance(leaf(detail), PowerCut):
+            self._world.off = True
+            self._world.end_now.set()
+        elif kind == "crashed":
             self._world.log("crashed", name, repr(detail))
             if not expected(self._world, detail):
                 where = traceback.extract_tb(leaf(detail).__traceback__)[-1]
@@ -109,7 +153,7 @@ class SimSystem(System):
 
     def _prepare(self, actor: Actor) -> None:
         self._world.log("up", actor.name)
-        if self._world.scenario.mailbox < 64:
+        if self._world.scenario.mailbox < 64 and actor.name in ("bank", "lane"):
             actor.mailbox._sizes = {False: self._world.scenario.mailbox, True: self._world.scenario.mailbox}
         crashes = [c for c in self._world.scenario.crashes if c.actor == actor.name]
         if crashes:
@@ -123,6 +167,8 @@ def leaf(error: Any) -> BaseException:
 
 def expected(world: World, error: Any) -> bool:
     """Whether the scenario has planted this crash, or what follows from one."""
+    if isinstance(leaf(error), StoreUnusable) and world.scenario.store is not None:
+        return bool(world.life.eio or world.life.enospc or world.scenario.store.capacity)
     return isinstance(leaf(error), SimCrash | DeviceFault) or (
         isinstance(leaf(error), ActorStopped) and not world.scenario.calm
     )
@@ -171,5 +217,4 @@ class SimDrafter:
 
 def install_drafter(scenario: Scenario) -> None:
     """Has every turn that may draft use the simulation's drafter, until the next call."""
-    running.DRAFT_COSTS = (1.0,) * (scenario.drafts + 1) if scenario.drafts else ()
     running.NgramDrafter = lambda tokens, costs: SimDrafter(scenario.layout, scenario.drafts, tokens)  # type: ignore[misc,assignment]
