@@ -22,6 +22,7 @@ from onecopy.actors.system import System
 from onecopy.runtime.decode import Pick, Want
 from onecopy.runtime.models.loaded import Loaded
 from onecopy.runtime.rows.caches import Strip
+from onecopy.runtime.rows.ops import Allocate, Drop, RowOp
 from onecopy.runtime.seams.clock import VirtualClock
 from onecopy.runtime.seams.device import InlineDevice
 from onecopy.runtime.seams.rng import SeededRng
@@ -56,12 +57,24 @@ def expected(prompt: Sequence[int], n: int) -> list[int]:
     return rows[len(prompt) :]
 
 
+class FailingPool(TokenPool):
+    """fail: raised once, instead of making the next buffers. Dropping what was never made is no error."""
+
+    fail: Exception | None = None
+
+    def apply(self, orders: tuple[RowOp, ...]) -> None:
+        if self.fail is not None and any(isinstance(op, Allocate) for op in orders):
+            error, self.fail = self.fail, None
+            raise error
+        super().apply(tuple(op for op in orders if not isinstance(op, Drop) or op.segment in self.rows))
+
+
 class ScriptedRounds:
     """An engine over a `TokenPool`. fail: raised by the next rounds while set. ran: (position, rows) of every strip."""
 
     def __init__(self) -> None:
         self.layout = SMALL
-        self.pool = TokenPool()
+        self.pool = FailingPool()
         self.exactness: tuple[str, tuple[str, ...]] = ("exact", ())
         self.fail: Exception | None = None
         self.ran: list[tuple[int, int]] = []
