@@ -14,7 +14,7 @@ from tests.support.scripted import Say, ScriptedService
 def scripted(service: ScriptedService) -> Any:
     """A patch under which every runtime that is opened runs `service`."""
 
-    def opened(**options: Any) -> Any:
+    def opened(model: str = "", **options: Any) -> Any:
         return Runtime.over(service)
 
     return mock.patch.object(Runtime, "open", opened)
