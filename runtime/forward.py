@@ -15,7 +15,7 @@ from .rows.buffers import Pool
 from .rows.caches import RowCache
 from .rows.layout import Layout
 from .rows.plan import RoundRows, Strip
-from .rows.states import Specs, StateCache
+from .rows.states import Specs, StateCache, state_cache
 
 Array = Any
 LayerCache = RowCache | StateCache
@@ -36,7 +36,7 @@ class Forward:
         self._model = model
         self._shape = shape
         self._caches: list[LayerCache] = [
-            StateCache(i, states[i]) if layer.kind == "recurrent" else RowCache(i, layer.window, i % KICK == 0)
+            state_cache(i, states[i]) if layer.kind == "recurrent" else RowCache(i, layer.window, i % KICK == 0)
             for i, layer in enumerate(layout.layers)
         ]
         self._rows = [c for c in self._caches if isinstance(c, RowCache)]

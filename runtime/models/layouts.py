@@ -28,7 +28,7 @@ class ModelRows:
 
     tree: the model's cache list as layer numbers; a tuple where one block keeps several. dtypes: of each row tensor.
     states: per layer, the arrays of a recurrent one. attention: the distinct (kv heads, query group, key width, value
-    width). logits: `[tokens, vocab]` f32 of `PROBE_TOKENS` by the model alone.
+    width). logits: `[tokens, vocab]` of `PROBE_TOKENS` by the model alone.
     """
 
     layout: Layout
@@ -52,7 +52,7 @@ def model_rows(model: nn.Module, name: str) -> ModelRows:
     kinds = [_kind(cache, name) for cache in caches]
     for cache in caches:
         cache.queries_seen = []
-    logits = model(mx.array([PROBE_TOKENS]), cache=made)[0].astype(mx.float32)
+    logits = model(mx.array([PROBE_TOKENS]), cache=made)[0]
     mx.eval(logits)
     layers, states = [], []
     dtypes: dict[RowTensor, Any] = {}

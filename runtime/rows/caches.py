@@ -36,6 +36,15 @@ class RowCache:
         self.offset: Array = 0
         self.positions: Array = 0
 
+    def astype(self, _: Any) -> RowCache:
+        """Stands for keys or values that a model casts before attention; rows keep the type they are kept in."""
+        return self
+
+    @property
+    def dtype(self) -> Any:
+        """The type of the rows, to which some models cast what attention returns."""
+        return next(iter(self._arrays(self._now.writes[0].segment).values())).dtype
+
     @property
     def _now(self) -> RoundRows:
         if self.round is None:

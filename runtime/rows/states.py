@@ -41,7 +41,7 @@ def fresh(specs: Specs) -> State:
 
 
 class StateCache:
-    """One recurrent layer's view of a round, with the interface of mlx-lm's `ArraysCache`: slots `[batch, …]`."""
+    """One recurrent layer's view of a round: slots `[batch, …]`."""
 
     lengths = None
     left_padding = None
@@ -66,10 +66,6 @@ class StateCache:
         self._slots = []
         return states
 
-    @property
-    def cache(self) -> list[Array | None]:
-        return self._slots
-
     def __getitem__(self, slot: int) -> Array | None:
         return self._slots[slot]
 
@@ -84,3 +80,10 @@ class StateCache:
 
     def empty(self) -> bool:
         return False
+
+
+def state_cache(layer: int, specs: Specs) -> StateCache:
+    """A `StateCache` that model code takes for mlx-lm's `ArraysCache`: some write only to an instance of that."""
+    from mlx_lm.models.cache import ArraysCache
+
+    return type("StateArrays", (StateCache, ArraysCache), {})(layer, specs)  # type: ignore[no-any-return]

@@ -30,9 +30,7 @@ def tiny(kind: str = "llama", *, seed: int = 0, scale: float = 2.0, **config: An
     settings = {"model_type": kind, **SIZES, **config}
     mx.random.seed(seed)
     model = build(settings, Path(kind))
-    model.update_modules({})
-    wide = [(name, p * scale if p.ndim > 1 else p) for name, p in tree_flatten(model.parameters())]
-    model.load_weights([(name, mx.array(p)) for name, p in wide])
+    model.load_weights([(name, _varied(name, p, scale)) for name, p in tree_flatten(model.parameters())])
     model.eval()
     mx.eval(model.parameters())
     return Loaded(
@@ -49,3 +47,9 @@ def tiny(kind: str = "llama", *, seed: int = 0, scale: float = 2.0, **config: An
         context=int(settings["max_position_embeddings"]),
         path=Path(kind),
     )
+
+
+def _varied(name: str, parameter: mx.array, scale: float) -> mx.array:
+    if name.endswith("sinks"):
+        return mx.random.normal(parameter.shape)
+    return parameter * scale if parameter.ndim > 1 else parameter
