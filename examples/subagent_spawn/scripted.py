@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import count
@@ -26,10 +26,14 @@ ARGUMENTS = {"list_dir": {"path": "."}, "read_file": {"path": "api/sse.py"}, "gr
 
 
 class LedgerService(ScriptedService):
-    """A scripted service whose sessions, receipts and bytes come from a ledger, as a bank's would."""
+    """A scripted service whose sessions, receipts and bytes come from a ledger, as a bank's would.
 
-    def __init__(self, budget: int = 8 << 30) -> None:
-        super().__init__(self.reply, tokenizer=_tokenizer(), context=1 << 17)
+    before: awaited by each turn between its admission and its first token.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None = None, budget: int = 8 << 30) -> None:
+        super().__init__(self.reply, tokenizer=tokenizer or byte_tokenizer(CHATML), context=1 << 17)
+        self.before: Callable[[], Awaitable[None]] | None = None
         self.card = replace(self.card, features={"row_bytes": LAYOUT.row_bytes})
         self.ledger = Ledger(LAYOUT, budget)
         self.turns = count(1)
@@ -42,7 +46,7 @@ class LedgerService(ScriptedService):
                 "<tool_call>\n" + json.dumps({"name": choice, "arguments": ARGUMENTS[choice]}) + "\n</tool_call>"
             )
         tail = self.tokenizer.decode(spec.tokens[-400:])
-        return Say("I looked, and it is in order." if "tool_response" in tail else "Noted.")
+        return Say("I looked, and it is in order." if "tool_response" in tail else "Noted.", before=self.before)
 
     @asynccontextmanager
     async def turn(self, spec: TurnSpec) -> AsyncIterator[AsyncIterator[Piece]]:
@@ -88,6 +92,9 @@ class LedgerService(ScriptedService):
                 )
             yield piece
 
+    def _cached(self, spec: TurnSpec) -> int:
+        return 0  # the ledger knows
+
     def _commit(self, number: int, rows: tuple[int, ...]) -> None:
         room = sum(s.end - s.frontier for s in self.ledger.turns[number].leaves)
         if room < len(rows):
@@ -129,7 +136,3 @@ def _receipt(grant: Grant, prompt: int) -> Receipt:
         copied=grant.copied,
         exact="exact",
     )
-
-
-def _tokenizer() -> Tokenizer:
-    return byte_tokenizer(CHATML)
