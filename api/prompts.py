@@ -29,8 +29,7 @@ class Known:
 
     def split(self, text: str) -> tuple[int, int]:
         """(characters, ids) that `text` shares, up to a control token that both have; (0, 0) when there is none."""
-        shared = _shared(self.text, text)
-        at = bisect_left(self.marks, shared + 1, key=lambda mark: mark[1])
+        at = bisect_left(self.marks, True, key=lambda mark: not text.startswith(self.text[: mark[1]]))
         return (self.marks[at - 1][0], self.marks[at - 1][2]) if at else (0, 0)
 
 
@@ -89,15 +88,6 @@ class RememberingTokenizer(Tokenizer):
             self._held += len(new.text) - (len(old.text) if old else 0)
             while self._held > KEPT and len(self._known) > 1:
                 self._held -= len(self._known.popitem(last=False)[0])
-
-
-def _shared(a: str, b: str) -> int:
-    """How many leading characters two texts share."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)
-    return low
 
 
 __all__ = ["RememberingTokenizer"]

@@ -37,6 +37,11 @@ class ConversationView(View[Conversation]):
         return self._inner.tools
 
     @property
+    def key(self) -> str:
+        """Sent as `prompt_cache_key`."""
+        return self._inner.key
+
+    @property
     def session(self) -> str | None:
         """The id at the bank after the first turn."""
         return self._inner.session

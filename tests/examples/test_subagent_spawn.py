@@ -24,11 +24,11 @@ async def test_the_whole_run_compares_three_ways() -> None:
     out = console()
     forks, alone, http = await main(parsed(["--scripted"]), out)
     assert (forks.name, alone.name) == ("forks of one parent", "independent sessions")
-    assert 10 * forks.prefilled < alone.prefilled
-    assert 5 * forks.kept < alone.kept
+    assert 6 * forks.prefilled < alone.prefilled
+    assert 4 * forks.kept < alone.kept
     assert alone.copied == 0 < forks.copied
     assert http.prefilled < alone.prefilled
-    assert http.sent > 4 * 6000
+    assert http.sent > 4 * 2 * 4000
     assert forks.tokens == alone.tokens == http.tokens
     text = out.file.getvalue()  # type: ignore[attr-defined]
     assert "I looked, and it is in order" in text
