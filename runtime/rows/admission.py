@@ -79,7 +79,7 @@ class Asked:
 
     def go_on(self, found: Match) -> Grant | Shortage | None:
         """The conversation ends on a prefix of the prompt: it goes on in its own rows."""
-        tip = next((s for s in found.ends if s.frontier + END_SLACK >= found.length), None)
+        tip = next((s for s in found.ends if s.frontier + END_SLACK >= found.length and self._ours(s)), None)
         return None if tip is None else self._continue(tip, tip.frontier, found.length)
 
     def rewind(self, found: Match) -> Grant | Shortage | None:
@@ -88,11 +88,21 @@ class Asked:
         for s in found.holders:
             if s.tip is None or s.lease is not None or s.reply_from is None or self.books.conversations[s.tip].pinned:
                 continue
-            if s.reply_from - 1 <= stop < s.frontier and (s.held <= stop or self.wanted.capacity is not None):
+            if (
+                self._ours(s)
+                and s.reply_from - 1 <= stop < s.frontier
+                and (s.held <= stop or self.wanted.capacity is not None)
+            ):
                 got = self._continue(s, stop, stop)
                 if got is not None:
                     return got
         return None
+
+    def _ours(self, tip: Segment) -> bool:
+        """A client that names its conversations keeps them apart: a child never takes its parent's place."""
+        assert tip.tip is not None
+        theirs = self.books.conversations[tip.tip].hint
+        return theirs is None or self.wanted.hint is None or theirs == self.wanted.hint
 
     def fork(self, found: Match) -> Grant | Shortage:
         """A new conversation that shares whole blocks and copies the rest of the last one."""

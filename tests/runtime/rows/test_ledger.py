@@ -111,6 +111,20 @@ def test_a_running_conversation_is_forked_not_shared() -> None:
     house.check(second, [*prompt, 8])
 
 
+def test_a_named_conversation_is_forked_not_taken_by_another_name() -> None:
+    house = House()
+    prompt, reply = story(1, 300), story(2, 5)
+    for turn, name in ((1, "parent"), (2, "child")):
+        tokens = prompt if turn == 1 else prompt + reply + story(3, 20)
+        got = house.ledger.admit(turn, Wanted(tuple(tokens), 10, hint=name), name, 0.0)
+        assert isinstance(got, Grant)
+        house.settle()
+        house.write(turn, (tokens + reply[:-1])[got.matched :])
+        house.ledger.release(turn, BIG, 1.0)
+        house.settle()
+    assert set(house.ledger.conversations) == {"parent", "child"}
+
+
 def test_other_salts_never_share() -> None:
     house = House()
     prompt = story(1, 600)
