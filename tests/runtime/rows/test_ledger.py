@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onecopy.runtime.rows.layout import BLOCK
-from onecopy.runtime.rows.ledger import DEPTH, Grant, Shortage
+from onecopy.runtime.rows.ledger import DEPTH, Grant, Shortage, Wanted
 
 from tests.support.house import House, story
 
@@ -120,7 +120,7 @@ def test_a_named_conversation_is_forked_not_taken_by_another_name() -> None:
         assert isinstance(got, Grant)
         house.settle()
         house.write(turn, (tokens + reply[:-1])[got.matched :])
-        house.ledger.release(turn, BIG, 1.0)
+        house.ledger.release(turn, 10_000, 1.0)
         house.settle()
     assert set(house.ledger.conversations) == {"parent", "child"}
 
