@@ -1,0 +1,45 @@
+"""The audit passes an engine that keeps the contract, and names what one that breaks it breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from onecopy.runtime.audit import checks
+from onecopy.runtime.engine import Engine
+from onecopy.runtime.rows.plan import Strip
+
+from tests.support.engines import opened
+from tests.support.tiny import tiny
+
+WIDTHS = (2, 4)
+
+
+def test_an_exact_engine_passes_every_check_and_leaves_no_segment_behind() -> None:
+    engine = opened(tiny(), context=1024)
+    found = list(checks(engine, 32, 12, WIDTHS))
+    assert found
+    assert all(v.exact and v.rows for v in found)
+    assert not engine.pool.segments
+
+
+class Careless:
+    """An engine whose logits depend, in the last bit, on how many rows run together."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.pool = engine.pool
+        self.layout = engine.layout
+
+    def forward(self, strips: Sequence[Strip]) -> Any:
+        rows = sum(len(s.tokens) for s in strips)
+        return self._engine.forward(strips) * (1 + 1e-6 * (rows > 1))
+
+    def settle(self, strips: Sequence[Strip], *outputs: Any) -> None:
+        self._engine.settle(strips, *outputs)
+
+
+def test_an_engine_whose_bits_depend_on_the_batch_is_found_out() -> None:
+    found = list(checks(Careless(opened(tiny(), context=1024)), 32, 12, WIDTHS))
+    named = {v.name for v in found if not v.exact}
+    assert {"verify width 2", "batch of 2", "prefill in chunks of 256"} <= named
