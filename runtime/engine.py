@@ -44,7 +44,7 @@ class Engine:
         self._forward = Forward(
             model, rows.layout, rows.tree, rows.states, prepare(model, numerics.choose, context).shape
         )
-        self._before: dict[int, list[State]] = {}
+        self._before: dict[int, list[State | None]] = {}
         self._reasons = numerics.reasons
 
     @classmethod

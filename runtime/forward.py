@@ -80,7 +80,7 @@ class Forward:
             rows.round, rows.positions, rows.offset = now, positions, starts
         for state in self._states:
             state.offset = starts
-            state.load([now.pool.segments[standing(s)].layers[state.layer].state for s in now.strips])
+            state.load([now.pool.state(s.chain, state.layer) for s in now.strips])
 
     def _leave(self, now: RoundRows) -> None:
         for cache in self._states:
@@ -117,10 +117,3 @@ def _in_order(parts: list[Array], strips: Sequence[Strip], groups: list[list[int
     joined = kept[0] if len(kept) == 1 else mx.concatenate(kept)
     order = sorted(range(len(rows)), key=rows.__getitem__)
     return joined if order == list(range(len(rows))) else joined[mx.array(order)]
-
-
-def standing(strip: Strip) -> int:
-    """The segment whose state stands where a strip begins: its leaf, or the one before when the leaf is new."""
-    links = strip.chain.links
-    new = len(links) > 1 and links[-1].start == strip.position
-    return links[-2].segment if new else links[-1].segment

@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 
 from .layout import Layout, RowTensor
-from .ops import Allocate, CopyRows, Drop, DropAnchor, LoadAnchor, ResizeLayer, RowOp, SaveAnchor, Trim
+from .ops import Allocate, Chain, CopyRows, Drop, DropAnchor, LoadAnchor, ResizeLayer, RowOp, SaveAnchor, Trim
 from .states import Specs, State, fresh
 
 Array = Any
@@ -32,22 +32,20 @@ def put(buffer: Array, at: int, rows: Array) -> None:
 
 
 class LayerBuffers:
-    """One layer of one segment: per-row buffers by name, and the layer's recurrent state."""
+    """One layer of one segment: per-row buffers by name, and the layer's recurrent state once it has one."""
 
     __slots__ = ("arrays", "state")
 
-    def __init__(
-        self, tensors: tuple[RowTensor, ...], capacity: int, dtype: Callable[[RowTensor], Any], specs: Specs = ()
-    ) -> None:
+    def __init__(self, tensors: tuple[RowTensor, ...], capacity: int, dtype: Callable[[RowTensor], Any]) -> None:
         self.arrays: dict[str, Array] = {t.name: mx.zeros((t.heads, capacity, t.width), dtype(t)) for t in tensors}
-        self.state: State = fresh(specs)
+        self.state: State | None = None
 
     def write(self, name: str, at: int, rows: Array) -> None:
         """Writes rows `[heads, n, width]` at buffer row `at`, in place once evaluated."""
         put(self.arrays[name], at, rows)
 
     def flat(self) -> list[Array]:
-        return [*self.arrays.values(), *(a for a in self.state if a is not None)]
+        return [*self.arrays.values(), *(a for a in self.state or () if a is not None)]
 
 
 class SegmentBuffers:
@@ -55,18 +53,10 @@ class SegmentBuffers:
 
     __slots__ = ("capacity", "layers", "start")
 
-    def __init__(
-        self,
-        layout: Layout,
-        start: int,
-        capacity: int,
-        dtype: Callable[[RowTensor], Any],
-        states: Sequence[Specs] = (),
-    ) -> None:
+    def __init__(self, layout: Layout, start: int, capacity: int, dtype: Callable[[RowTensor], Any]) -> None:
         self.start = start
         self.capacity = capacity
-        specs = states or [()] * len(layout.layers)
-        self.layers = [LayerBuffers(x.rows, capacity, dtype, s) for x, s in zip(layout.layers, specs, strict=True)]
+        self.layers = [LayerBuffers(layer.rows, capacity, dtype) for layer in layout.layers]
 
     def flat(self) -> list[Array]:
         return [array for layer in self.layers for array in layer.flat()]
@@ -95,7 +85,7 @@ class Pool:
     ) -> None:
         self.layout = layout
         self.segments: dict[int, SegmentBuffers] = {}
-        self.anchors: dict[int, tuple[State, ...]] = {}
+        self.anchors: dict[int, tuple[State | None, ...]] = {}
         self._dtype = dtype
         self._states = tuple(states)
 
@@ -104,8 +94,16 @@ class Pool:
         for op in ops:
             self._table[type(op)](self, op)
 
+    def state(self, chain: Chain, layer: int) -> State:
+        """The recurrent state of a layer where a chain ends: its leaf's, or that of the segment before a new leaf."""
+        for link in reversed(chain.links[-2:]):
+            found = self.segments[link.segment].layers[layer].state
+            if found is not None:
+                return found
+        return fresh(self._states[layer])
+
     def _allocate(self, op: Allocate) -> None:
-        made = SegmentBuffers(self.layout, op.start, op.capacity, self._dtype, self._states)
+        made = SegmentBuffers(self.layout, op.start, op.capacity, self._dtype)
         mx.eval(made.flat())
         self.segments[op.segment] = made
 

@@ -114,8 +114,20 @@ def test_a_state_keeps_no_other_conversation_alive(engine: Engine) -> None:
     together([(t, [5]) for t in talks])
     before = mx.get_active_memory()
     layers = engine.pool.segments[talks[0].leaf].layers
-    states = sum(a.nbytes for layer in layers for a in layer.state if a is not None)
+    states = sum(a.nbytes for layer in layers for a in layer.state or () if a is not None)
     for talk in talks[1:]:
         engine.pool.segments.pop(talk.leaf)
     rows = engine.layout.row_bytes * BLOCK
     assert before - mx.get_active_memory() >= 7 * (states + rows)
+
+
+def test_a_fork_at_a_block_boundary_goes_on_from_its_anchor_not_from_where_its_parent_went(engine: Engine) -> None:
+    tokens = [*TOKENS, *[3] * (BLOCK - len(TOKENS)), 8, 8, 8]
+    talk = Talk(engine, 2 * BLOCK)
+    talk.feed(tokens[:BLOCK])
+    engine.pool.apply((SaveAnchor(talk.leaf, 3),))
+    fork = talk.fork()
+    went_on = talk.feed([5] * 20)
+    engine.pool.apply((LoadAnchor(3, fork.leaf),))
+    assert not np.array_equal(went_on[:3], fork.feed([8, 8, 8], 1))
+    assert np.array_equal(fork.feed([1]), Talk(engine, 2 * BLOCK).feed([*tokens, 1])[-1:])
