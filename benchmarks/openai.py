@@ -61,7 +61,14 @@ async def measure(options: argparse.Namespace, report: Report, model: str) -> Fo
                 for name, server, draft in sides(servers, options.quick and n > 0):
                     timed = await stream(server.http, server.body(messages, tokens, draft=draft, cache_salt=name))
                     found.setdefault((kind, name), []).append(timed)
+                    count_prompt(timed, found[kind, OURS][-1])
     return found
+
+
+def count_prompt(timed: Timed, ours: Timed) -> None:
+    """A server that counts no prompt tokens was sent as many as we were: model and template are the same."""
+    if timed.prompt is None and ours.prompt is not None:
+        timed.usage = {**timed.usage, "prompt_tokens": ours.prompt}
 
 
 def prompts(model: str, sizes: Sizes, n: int) -> Iterator[tuple[str, Messages, int]]:

@@ -28,6 +28,8 @@ START = 300.0
 """Seconds a server may take until it answers."""
 STOP = 30.0
 OURS = "onecopy"
+ALIVE = {"llama.cpp": "/v1/models"}
+"""Where a server says that it serves; /health unless named here."""
 CLI = "import sys; from onecopy.api.cli import main; sys.exit(main())"
 
 
@@ -60,7 +62,7 @@ def onecopy(model: str, port: int, more: Sequence[str]) -> list[str]:
 
 
 def mlx_stock(model: str, port: int, more: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", "mlx_lm.server", *_mlx(model, port), *more]
+    return [sys.executable, "-m", "mlx_lm", "server", *_mlx(model, port), *more]
 
 
 def mlx_openblas(model: str, port: int, more: Sequence[str]) -> list[str]:
@@ -169,7 +171,7 @@ async def _answers(http: httpx.AsyncClient, process: subprocess.Popen[bytes], ki
     with trio.move_on_after(START):
         while process.poll() is None:
             try:
-                if (await http.get("/v1/models")).status_code == 200:
+                if (await http.get(ALIVE.get(kind, "/health"))).status_code == 200:
                     return
             except httpx.HTTPError:
                 await trio.sleep(0.05)
