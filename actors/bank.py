@@ -9,20 +9,21 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import trio
 from onecopy.runtime.core import Actor, Reply, handles
-from onecopy.runtime.errors import Conflict, InsufficientMemory, NotFound, Overloaded, Unsupported
+from onecopy.runtime.errors import Conflict, InsufficientMemory, NotFound, OnecopyError, Overloaded
 from onecopy.runtime.rows.ledger import Conversation, Grant, Ledger, Shortage
 from onecopy.runtime.rows.ops import RowOp, Trim
 from onecopy.runtime.rows.segments import Lease
 from onecopy.runtime.seams.clock import Clock
 from onecopy.runtime.seams.device import Device
 
-from .keeping import Keeping
+from .disk_side import NoDisk
 from .messages.bank import (
+    NOTHING,
     Admit,
     BankStatistics,
     Commit,
@@ -34,12 +35,13 @@ from .messages.bank import (
     LaneLost,
     ListKept,
     LookedUp,
-    Park,
-    Parked,
     Pin,
+    Preserve,
+    Preserved,
     Release,
     Restored,
     Saved,
+    Source,
     Tokens,
 )
 from .messages.session import Waiting
@@ -58,42 +60,39 @@ class Queued:
     ask: Admit
     reply: Reply[Grant]
     since: float
-    keys: tuple[bytes, ...] = ()
+    source: Source = NOTHING
 
 
 class Bank(Actor):
     """Answers turns with leases. `apply` carries out orders on the device thread; `ledger` is this actor's alone."""
 
-    def __init__(
-        self, ledger: Ledger, device: Device, apply: Any, clock: Clock, keeping: Keeping | None = None
-    ) -> None:
+    def __init__(self, ledger: Ledger, device: Device, apply: Any, clock: Clock, disk: NoDisk | None = None) -> None:
         super().__init__("bank", work_size=4096)
         self._ledger = ledger
         self._device = device
         self._apply = apply
         self._clock = clock
-        self._keeping = keeping
+        self._disk = disk or NoDisk()
         self._queue: deque[Queued] = deque()
         self._held_for = 0.0
         self._begun: dict[int, float] = {}
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
-            if self._keeping is not None:
-                self._keeping.begin(self.ref, nursery)
+            self._disk.begin(self.ref, nursery)
             nursery.start_soon(self._keep_house)
             await super().run()
 
     async def stopping(self) -> None:
         """What is not on disk yet goes there; the supervisor bounds how long that may take."""
-        if self._keeping is not None:
-            await self._keeping.flush()
+        await self._disk.flush()
 
     async def _keep_house(self) -> None:
         while True:
             await self._clock.sleep(IDLE_SLACK / 2)
             for name in self._ledger.idle_slack(self._clock.now(), IDLE_SLACK):
                 self._ledger.trim(name)
+            self._disk.tend(waiting=bool(self._queue))
             self._order()
 
     async def after_batch(self) -> None:
@@ -108,25 +107,23 @@ class Bank(Actor):
 
     @handles(Admit)
     def admit(self, ask: Admit, reply: Reply[Grant]) -> None:
-        if self._keeping is not None and self._keeping.worth_a_look(ask):
-            self._keeping.look(ask, reply)
+        if self._disk.worth_a_look(ask):
+            self._disk.look(ask, reply)
         else:
             self._place(Queued(ask, reply, self._clock.now()))
 
     @handles(LookedUp)
     def looked_up(self, message: LookedUp) -> None:
         if not message.reply.done:
-            keys = message.found.keys if message.found is not None else ()
-            self._place(Queued(message.ask, message.reply, self._clock.now(), keys))
+            self._place(Queued(message.ask, message.reply, self._clock.now(), message.source))
 
     @handles(Restored)
     def restored(self, message: Restored) -> None:
-        assert self._keeping is not None
-        self._hand_over(message.reply, self._keeping.restored(message))
+        self._hand_over(message.reply, self._disk.restored(message))
 
     def _place(self, turn: Queued) -> None:
         """Grants, queues or refuses."""
-        got = self._try(turn.ask) if not self._queue else None
+        got = self._try(turn) if not self._queue else None
         if isinstance(got, Grant):
             self._give(turn, got)
         elif got is None or (self._something_ends() and got.needed <= self._ledger.budget):
@@ -136,20 +133,24 @@ class Bank(Actor):
 
     def _something_ends(self) -> bool:
         """Memory will become free without anybody asking: a turn runs, or a save holds rows."""
-        return bool(self._ledger.turns) or (self._keeping is not None and self._keeping.busy)
+        return bool(self._ledger.turns) or self._disk.busy
 
-    def _try(self, ask: Admit) -> Grant | Shortage:
-        return self._ledger.admit(ask.turn, ask.wanted, ask.conversation, self._clock.now())
+    def _try(self, turn: Queued) -> Grant | Shortage:
+        name = self._disk.name(turn.ask, turn.source)
+        got = self._ledger.admit(turn.ask.turn, turn.ask.wanted, name, self._clock.now())
+        self._disk.admitted(got)
+        return got
 
     def _give(self, turn: Queued, grant: Grant) -> None:
         self._order()
         self._begun[turn.ask.turn] = self._clock.now()
-        if self._keeping is not None and self._keeping.extends(turn.ask, grant, turn.keys):
-            self._keeping.restore(turn.ask, turn.reply, grant, turn.keys)
+        if self._disk.extends(turn.ask, grant, turn.source):
+            self._disk.restore(turn.ask, turn.reply, grant, turn.source)
         else:
             self._hand_over(turn.reply, grant)
 
     def _hand_over(self, reply: Reply[Grant], grant: Grant) -> None:
+        grant = replace(grant, written=self._disk.written(grant.conversation))
         if not reply.set(grant):
             self._end(grant.lease.turn, grant.matched)
 
@@ -166,7 +167,7 @@ class Bank(Actor):
         while self._queue:
             head = self._queue[0]
             if not head.reply.done:
-                got = self._try(head.ask)
+                got = self._try(head)
                 if isinstance(got, Shortage):
                     if self._something_ends():
                         break
@@ -208,25 +209,24 @@ class Bank(Actor):
         for turn, tokens in message.written:
             if turn in self._ledger.turns:
                 self._ledger.commit(turn, tokens)
-                self._keep_rows(turn)
-
-    def _keep_rows(self, turn: int) -> None:
-        if self._keeping is not None:
-            made = self._ledger.turns[turn]
-            written = [s for s in made.leaves if s.tokens]
-            self._keeping.proven(turn)
-            if written:
-                self._keeping.after_rows(made.conversation.id, written[-1])
+                self._disk.after_rows(self._ledger.turns[turn])
 
     @handles(Release)
     def release(self, message: Release) -> None:
-        self._end(message.turn, message.keep)
+        if message.broken:
+            self._lost(message.turn, message.keep)
+        else:
+            self._end(message.turn, message.keep)
 
     @handles(LaneLost)
     def lane_lost(self, _: LaneLost) -> None:
         for turn in list(self._ledger.turns):
-            keep = self._keeping.failed(turn) if self._keeping is not None else None
-            self._end(turn, self._ledger.turns[turn].frontier if keep is None else keep)
+            self._lost(turn, self._ledger.turns[turn].frontier)
+
+    def _lost(self, turn: int, keep: int) -> None:
+        """Its round failed: rows of committed rounds stay, restored ones that no round ran on yet do not."""
+        unproven = self._disk.failed(turn)
+        self._end(turn, keep if unproven is None else min(keep, unproven))
 
     def _end(self, turn: int, keep: int) -> None:
         if turn not in self._ledger.turns:
@@ -235,8 +235,7 @@ class Bank(Actor):
         now = self._clock.now()
         conversation = self._ledger.turns[turn].conversation
         self._ledger.release(turn, keep, now)
-        if self._keeping is not None and conversation.id in self._ledger.conversations:
-            self._keeping.save(conversation.id, conversation.tip)
+        self._disk.ended(turn, conversation)
         took = now - self._begun.pop(turn, now)
         self._held_for += (took - self._held_for) / 8 if self._held_for else took
         self._order()
@@ -246,11 +245,12 @@ class Bank(Actor):
 
     @handles(ListKept)
     def list_kept(self, _: ListKept, reply: Reply[tuple[Kept, ...]]) -> None:
-        reply.set(tuple(self._kept(c) for c in self._ledger.conversations.values()))
+        reply.set((*map(self._kept, self._ledger.conversations.values()), *self._disk.away))
 
     @handles(Find)
     def find(self, ask: Find, reply: Reply[Kept]) -> None:
-        reply.set(self._kept(self._known(ask.conversation)))
+        parked = self._disk.away.get(ask.conversation)
+        reply.set(parked or self._kept(self._known(ask.conversation)))
 
     @handles(Tokens)
     def tokens(self, ask: Tokens, reply: Reply[tuple[int, ...]]) -> None:
@@ -274,41 +274,50 @@ class Bank(Actor):
 
     @handles(Forget)
     def forget(self, ask: Forget, reply: Reply[None]) -> None:
-        found = self._known(ask.conversation)
-        if found.tip.lease is not None:
-            raise Conflict(f"Session {ask.conversation} has a running turn.")
-        self._ledger.forget(ask.conversation)
+        if self._disk.away.get(ask.conversation) is None:
+            self._idle(ask.conversation)
+            self._ledger.forget(ask.conversation)
+        self._disk.erase(ask.conversation, reply)
+        self._after_drop()
+
+    def _after_drop(self) -> None:
         self._order()
         self._serve_queue()
-        reply.set(None)
 
     @handles(Saved)
     def saved(self, message: Saved) -> None:
-        assert self._keeping is not None
-        self._keeping.saved(message)
+        self._disk.saved(message)
         self._serve_queue()
 
-    @handles(Park)
-    def park(self, ask: Park, reply: Reply[Kept]) -> None:
-        found = self._known(ask.conversation)
-        if self._kept(found).running:
-            raise Conflict(f"Session {ask.conversation} has a running turn.")
-        if self._keeping is None:
-            raise Unsupported("This server keeps no rows on disk, so there is nowhere to park a session.")
-        self._keeping.park(found, reply)
-
-    @handles(Parked)
-    def parked(self, message: Parked) -> None:
-        found = self._ledger.conversations.get(message.conversation)
-        if message.error is not None or found is None:
-            message.reply.fail(message.error or NotFound(f"Session {message.conversation} is gone."))
-        elif self._kept(found).running:
-            message.reply.fail(Conflict(f"Session {message.conversation} has a running turn."))
+    @handles(Preserve)
+    def preserve(self, ask: Preserve, reply: Reply[Kept]) -> None:
+        parked = self._disk.away.get(ask.conversation)
+        if parked is not None:
+            reply.set(parked)
         else:
-            message.reply.set(self._kept(found))
-            self._ledger.forget(message.conversation)
-            self._order()
-            self._serve_queue()
+            self._disk.preserve(self._idle(ask.conversation), reply, ask.forget)
+
+    @handles(Preserved)
+    def preserved(self, message: Preserved) -> None:
+        """It may have been used again meanwhile: then it stays."""
+        try:
+            found = self._disk.preserved(message)
+            kept = self._kept(self._idle(found.id))
+        except OnecopyError as error:
+            message.reply.fail(error)
+            return
+        if message.forget and not found.pinned:
+            self._ledger.forget(found.id)
+            kept = self._disk.left(found) or kept
+        message.reply.set(kept)
+        self._after_drop()
+
+    def _idle(self, name: str) -> Conversation:
+        """A conversation without a turn. NotFound, Conflict."""
+        found = self._known(name)
+        if self._kept(found).running:
+            raise Conflict(f"Session {name} has a running turn.")
+        return found
 
     def _known(self, name: str) -> Conversation:
         if name not in self._ledger.conversations:
@@ -328,6 +337,7 @@ class Bank(Actor):
             c.tip.depth,
             c.salt,
             c.hint,
+            tip=self._disk.on_disk(c.id).tip,
         )
 
     # --- numbers

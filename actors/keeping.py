@@ -1,79 +1,45 @@
-"""What the bank does with the disk: saves after turns and during long prefills, restores at admission.
+"""What the bank saves, and when: after turns, during long prefills, before rows are given up, on request, at the end.
 
 Part of the bank, not an actor: it touches the bank's books only from the bank's own task, and reports back to it by
-messages. Without a store there is no `Keeping`, and nothing here runs.
+messages. Rows that could not be written stay dirty and are tried again; no answer waits for a disk that fails.
 """
 
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
+import logging
 
 import trio
 from onecopy.runtime.core import Ref, Reply
-from onecopy.runtime.errors import OnecopyError, Unavailable
+from onecopy.runtime.errors import NotFound, OnecopyError, Unavailable
 from onecopy.runtime.rows.layout import BLOCK
 from onecopy.runtime.rows.ledger import Conversation, Grant, Ledger
 from onecopy.runtime.rows.segments import Segment, chain_tokens
-from onecopy.runtime.rows.transfer import read_rows, write_rows
 from onecopy.runtime.seams.clock import Clock
-from onecopy.runtime.seams.device import Device
-from onecopy.runtime.store import Tensors
 
-from .messages.bank import Admit, Kept, LookedUp, Parked, Restored, Saved
-from .messages.stager import Restore, Save
-from .messages.store import Condemn, Lookup
+from .away import OnDisk
+from .messages.bank import Kept, Preserved, Saved, Source
+from .messages.stager import CancelSave, Save
+from .messages.store import DropConversation, Supersede
+from .rows_door import RowsDoor
 
-PIN = 60.0
-"""Seconds for which blocks found for a prompt are kept from eviction: far longer than any restore takes."""
-
-LOOK = 2.0
-"""Seconds a look at the index may take before the turn goes on without it: computing again is never wrong."""
+LOG = logging.getLogger("onecopy.store")
 
 EVERY = 8
 """Blocks of a running prefill between two saves: what a crash can cost, against records written twice for nothing."""
 
-HOLD = "save"
+PATIENCE = 5.0
+"""Seconds that a turn which waits for memory gives a save of idle rows before they go as they are."""
 
+RETRY = 30.0
+"""Seconds before rows that could not be written are tried again."""
 
-class RowsDoor:
-    """The stager's way to rows: finds the segment of a chain that has a block, and reads or writes it on the device."""
-
-    def __init__(self, ledger: Ledger, pool: object, device: Device) -> None:
-        self._ledger = ledger
-        self._pool = pool
-        self._device = device
-
-    async def read_block(self, segment: int, block: int) -> Tensors:
-        found = self._segment(segment, block * BLOCK)
-        return await self._device.run(read_rows, self._pool, found.id, block * BLOCK, (block + 1) * BLOCK)  # type: ignore[arg-type]
-
-    async def write_block(self, segment: int, block: int, tensors: Tensors) -> None:
-        """Rows before the frontier are there already, bit for bit; only those past it are written."""
-        found = self._segment(segment, block * BLOCK)
-        start = max(block * BLOCK, found.frontier)
-        rows = {k: v[:, start - block * BLOCK :] for k, v in tensors.items()}
-        await self._device.run(write_rows, self._pool, found.id, start, rows)  # type: ignore[arg-type]
-
-    async def read_anchor(self, segment: int, at: int) -> Tensors:
-        start = at // BLOCK * BLOCK
-        if at == start:
-            return {}
-        found = self._segment(segment, start)
-        return await self._device.run(read_rows, self._pool, found.id, start, at)  # type: ignore[arg-type]
-
-    async def write_anchor(self, segment: int, at: int, tensors: Tensors) -> None:
-        if tensors:
-            await self.write_block(segment, at // BLOCK, tensors)
-
-    def _segment(self, leaf: int, position: int) -> Segment:
-        if leaf not in self._ledger.segments:
-            raise Unavailable("The rows are gone.")
-        return next(s for s in self._ledger.segments[leaf].ancestors() if s.start <= position)
+HOLD, KEEP = "save", "preserve"
+NOTHING = OnDisk(())
 
 
 class Keeping:
-    """Saves and restores for one bank. `bank` hears `LookedUp`, `Restored` and `Saved`."""
+    """Saves for one bank. `bank` hears `Saved` and `Preserved`."""
 
     def __init__(self, ledger: Ledger, door: RowsDoor, store: Ref, stager: Ref, clock: Clock) -> None:
         self._ledger = ledger
@@ -81,9 +47,11 @@ class Keeping:
         self._store = store
         self._stager = stager
         self._clock = clock
-        self._keys: dict[str, tuple[bytes, ...]] = {}
-        self._saving: set[str] = set()
-        self._fresh: dict[int, tuple[int, tuple[bytes, ...]]] = {}
+        self._disk: dict[str, OnDisk] = {}
+        self._of: dict[str, Conversation] = {}
+        self._saving: dict[str, float] = {}
+        self._failed: dict[str, float] = {}
+        self._written: dict[str, int] = {}
         self._bank: Ref
         self._nursery: trio.Nursery
 
@@ -96,126 +64,188 @@ class Keeping:
         """A save is under way: the rows it holds may soon be free to go."""
         return bool(self._saving)
 
-    # --- restores
+    def on_disk(self, conversation: str) -> OnDisk:
+        return self._disk.get(conversation, NOTHING)
 
-    def worth_a_look(self, ask: Admit) -> bool:
-        """A whole block of the prompt is not in memory."""
-        return len(ask.wanted.tokens) > self._ledger.longest(ask.wanted) + BLOCK
-
-    def look(self, ask: Admit, reply: Reply[Grant]) -> None:
-        self._nursery.start_soon(self._look, ask, reply)
-
-    async def _look(self, ask: Admit, reply: Reply[Grant]) -> None:
-        found = None
-        with contextlib.suppress(OnecopyError):
-            wish = Lookup(ask.wanted.tokens, ask.wanted.salt, PIN)
-            found = await self._store.ask(wish, self._clock.now() + LOOK)
-        self._bank.tell(LookedUp(ask, reply, found))
-
-    def extends(self, ask: Admit, grant: Grant, keys: tuple[bytes, ...]) -> bool:
-        return min(len(keys), (len(ask.wanted.tokens) - 1) // BLOCK) * BLOCK > grant.matched
-
-    def restore(self, ask: Admit, reply: Reply[Grant], grant: Grant, keys: tuple[bytes, ...]) -> None:
-        """Fills the granted rows from disk, then tells the bank. At least the last token is left to compute."""
-        usable = keys[: (len(ask.wanted.tokens) - 1) // BLOCK]
-        self._nursery.start_soon(self._restore, ask, reply, grant, usable)
-
-    async def _restore(self, ask: Admit, reply: Reply[Grant], grant: Grant, keys: tuple[bytes, ...]) -> None:
-        first = grant.matched // BLOCK
-        leaf = grant.lease.leaves[-1].segment
-        report = None
-        with contextlib.suppress(OnecopyError):
-            report = await self._stager.ask(Restore(grant.conversation, leaf, first, keys[first:], self._door))
-        self._bank.tell(Restored(ask, reply, grant, keys, report))
-
-    def restored(self, message: Restored) -> Grant:
-        """Enters restored rows in the books; the grant as it is now."""
-        grant, report = message.grant, message.report
-        rows = min(report.rows, len(message.keys) * BLOCK) if report is not None else 0
-        if rows <= grant.matched or grant.lease.turn not in self._ledger.turns:
-            return grant
-        self._ledger.commit(grant.lease.turn, message.ask.wanted.tokens[grant.matched : rows])
-        self._fresh[grant.lease.turn] = (grant.matched, message.keys)
-        return replace(
-            grant, matched=rows, how="restored", diverged=max(rows, grant.diverged), restored=rows - grant.matched
-        )
-
-    def proven(self, turn: int) -> None:
-        """A round ran on restored rows: they are as good as computed ones."""
-        self._fresh.pop(turn, None)
-
-    def failed(self, turn: int) -> int | None:
-        """The first round on restored rows failed: they are condemned. Rows the turn had before them, else None."""
-        if turn not in self._fresh:
-            return None
-        rows, keys = self._fresh.pop(turn)
-        self._store.tell(Condemn(keys[rows // BLOCK :], "the first round on restored rows failed"))
-        return rows
+    def written(self, conversation: str) -> int:
+        """Bytes written for a conversation since this was last asked."""
+        return self._written.pop(conversation, 0)
 
     # --- saves
 
-    def dirty(self, leaf: Segment) -> bool:
-        return leaf.frontier // BLOCK * BLOCK > leaf.saved
-
-    def after_rows(self, conversation: str, leaf: Segment) -> None:
+    def after_rows(self, conversation: Conversation, leaf: Segment) -> None:
         """A running turn has written rows: a long prefill is saved as it goes."""
-        if leaf.frontier - leaf.saved >= EVERY * BLOCK:
+        if leaf.frontier - leaf.saved >= EVERY * BLOCK and conversation.id not in self._failed:
             self.save(conversation, leaf)
 
-    def save(self, conversation: str, leaf: Segment) -> None:
+    def save(self, conversation: Conversation, leaf: Segment) -> None:
         """Starts a save of whole blocks, unless one runs or nothing is new."""
-        if self.dirty(leaf) and conversation not in self._saving:
+        if _dirty(leaf) and conversation.id not in self._saving:
             leaf.holds[HOLD] = leaf.frontier // BLOCK * BLOCK
-            self._saving.add(conversation)
-            self._nursery.start_soon(self._save, conversation, leaf, self.wish(conversation, leaf))
+            self._saving[conversation.id] = self._clock.now()
+            self._nursery.start_soon(self._save, leaf.id, self._wish(conversation, leaf, whole=True))
 
-    def wish(self, conversation: str, leaf: Segment) -> Save:
-        whole = leaf.frontier // BLOCK * BLOCK
-        tokens = tuple(chain_tokens(leaf, whole))
-        salt = self._ledger.conversations[conversation].salt
-        return Save(conversation, tokens, leaf.id, self._door, salt, False, self._keys.get(conversation, ()))
+    def _wish(self, conversation: Conversation, leaf: Segment, *, whole: bool) -> Save:
+        """whole: blocks only; otherwise the rows behind the last one too, as the state at the end."""
+        rows = leaf.frontier // BLOCK * BLOCK if whole else leaf.frontier
+        tokens, known = tuple(chain_tokens(leaf, rows)), self.on_disk(conversation.id).keys
+        return Save(conversation.id, tokens, leaf.id, self._door, conversation.salt, not whole, known)
 
-    async def _save(self, conversation: str, leaf: Segment, wish: Save) -> None:
+    async def _save(self, segment: int, wish: Save) -> None:
         report = None
         with contextlib.suppress(OnecopyError):
             report = await self._stager.ask(wish)
-        self._bank.tell(Saved(conversation, leaf.id, report))
+        self._bank.tell(Saved(wish.owner, segment, report))
 
     def saved(self, message: Saved) -> None:
-        """The hold goes; what the report names is on disk."""
-        self._saving.discard(message.conversation)
+        """The hold goes; what the report names is on disk. Rows that came meanwhile are next."""
+        name = message.conversation
+        self._saving.pop(name, None)
         leaf = self._ledger.segments.get(message.segment)
         if leaf is not None:
             leaf.holds.pop(HOLD, None)
-        if message.report is None:
+        found = self._ledger.conversations.get(name)
+        if found is None:
+            self._forget(name)
             return
-        if leaf is not None:
-            leaf.saved = max(leaf.saved, min(message.report.rows, leaf.frontier))
-        if message.conversation in self._ledger.conversations:
-            self._keys[message.conversation] = message.report.keys
+        self._note(message)
+        if name in self._failed or found.tip.lease is not None:
+            return
+        self.save(found, found.tip)
+
+    def _note(self, message: Saved) -> None:
+        name, report = message.conversation, message.report
+        if report is None or not report.complete:
+            self._failed[name] = self._clock.now()
         else:
-            self._keys.pop(message.conversation, None)
+            self._failed.pop(name, None)
+        if report is None:
+            return
+        self._written[name] = self._written.get(name, 0) + report.written
+        leaf = self._ledger.segments.get(message.segment)
+        if leaf is not None:
+            leaf.saved = max(leaf.saved, min(report.rows, leaf.frontier))
+        self._replace(name, OnDisk(report.keys, report.anchor, report.rows))
 
-    def park(self, conversation: Conversation, reply: Reply[Kept]) -> None:
-        """Saves an idle conversation to its last whole block; the bank hears `Parked`."""
-        conversation.tip.holds["park"] = conversation.tip.frontier
-        self._nursery.start_soon(self._park, conversation, reply)
+    def _replace(self, name: str, now: OnDisk) -> None:
+        """A state behind the last block that a later state has overtaken serves nobody."""
+        before = self.on_disk(name)
+        if before.anchor and before.anchor != now.anchor and now.rows > before.rows:
+            self._store.tell(Supersede((before.anchor,)))
+        elif before.anchor and now.anchor is None and now.keys == before.keys:
+            return
+        self._disk[name] = now
+        self._of[name] = self._ledger.conversations[name]
 
-    async def _park(self, conversation: Conversation, reply: Reply[Kept]) -> None:
-        error: OnecopyError | None = None
+    def came_back(self, grant: Grant, source: Source) -> None:
+        """A conversation's rows came from disk: what is there need not be hashed or written again."""
+        if grant.restored:
+            keys = source.keys[: grant.matched // BLOCK]
+            anchor = source.anchor[1] if source.anchor and source.anchor[0] <= grant.matched + 1 else None
+            self._disk[grant.conversation] = OnDisk(keys, anchor, grant.matched)
+            self._of[grant.conversation] = self._ledger.conversations[grant.conversation]
+
+    # --- giving rows up
+
+    def before_drop(self, conversation: Conversation) -> bool:
+        """Whether idle rows may go as they are. Otherwise a save begins, and they may go when it is done."""
+        if conversation.id in self._failed or conversation.tip.frontier < BLOCK:
+            return True
+        self.save(conversation, conversation.tip)
+        return conversation.id not in self._saving
+
+    def hurry(self) -> None:
+        """A turn waits for memory: saves that take too long end with what they have written."""
+        for name, since in self._saving.items():
+            if self._clock.now() - since > PATIENCE:
+                self._stager.tell(CancelSave(name))
+
+    def retry(self) -> None:
+        """One conversation whose rows could not be written is tried again: a probe that costs little if it fails."""
+        name = next((n for n, at in self._failed.items() if self._clock.now() - at >= RETRY), None)
+        if name is None:
+            return
+        del self._failed[name]
+        found = self._ledger.conversations.get(name)
+        if found is not None and found.tip.lease is None:
+            self.save(found, found.tip)
+
+    def take(self, name: str) -> OnDisk:
+        """Forgets a conversation that leaves memory; what the disk has of it."""
+        disk = self.on_disk(name)
+        self._forget(name)
+        return disk
+
+    def take_gone(self) -> list[tuple[Conversation, OnDisk]]:
+        """As `take`, for all that the books have given up."""
+        gone = [c for name, c in self._of.items() if name not in self._ledger.conversations]
+        return [(c, self.take(c.id)) for c in gone]
+
+    def _forget(self, name: str) -> None:
+        for notes in (self._disk, self._of, self._failed, self._written):
+            notes.pop(name, None)
+
+    async def erase(self, tip: bytes) -> None:
+        """Drops a conversation's rows from disk up to where another one shares them. What fails is left to eviction."""
+        if tip:
+            with contextlib.suppress(OnecopyError):
+                await self._store.ask(DropConversation(tip))
+
+    # --- on request, and at the end
+
+    def preserve(self, conversation: Conversation, reply: Reply[Kept], forget: bool) -> None:
+        """Saves an idle conversation to its last row; the bank hears `Preserved`."""
+        conversation.tip.holds[KEEP] = conversation.tip.frontier
+        wish = self._wish(conversation, conversation.tip, whole=False)
+        self._nursery.start_soon(self._preserve, wish, reply, forget)
+
+    async def _preserve(self, wish: Save, reply: Reply[Kept], forget: bool) -> None:
+        report, error = None, None
         try:
-            report = await self._stager.ask(self.wish(conversation.id, conversation.tip))
-            if not report.complete:
-                error = Unavailable(f"The session could not be written to disk: {report.error}.", retry_after=30.0)
+            report = await self._stager.ask(wish)
         except OnecopyError as raised:
             error = raised
-        conversation.tip.holds.pop("park", None)
-        self._keys.pop(conversation.id, None)
-        self._bank.tell(Parked(conversation.id, reply, error))
+        if report is not None and not report.complete:
+            error = Unavailable(f"The session could not be written to disk: {report.error}.", retry_after=RETRY)
+        self._bank.tell(Preserved(Saved(wish.owner, wish.segment, report), reply, forget, error))
 
-    async def flush(self) -> None:
-        """Saves everything dirty, for the end of the process."""
-        for c in list(self._ledger.conversations.values()):
-            if self.dirty(c.tip):
-                with contextlib.suppress(OnecopyError):
-                    await self._stager.ask(self.wish(c.id, c.tip))
+    def preserved(self, message: Preserved) -> Conversation:
+        """The hold goes; the conversation, or the error for whoever asked."""
+        leaf = self._ledger.segments.get(message.saved.segment)
+        if leaf is not None:
+            leaf.holds.pop(KEEP, None)
+        found = self._ledger.conversations.get(message.saved.conversation)
+        if found is None:
+            raise NotFound(f"Session {message.saved.conversation} is gone.")
+        self._note(message.saved)
+        if message.error is not None:
+            raise message.error
+        return found
+
+    async def flush(self, seconds: float) -> None:
+        """Saves everything dirty to the last row, last used first; one log line names what did not make it."""
+        kept = sorted(self._ledger.conversations.values(), key=lambda c: c.used, reverse=True)
+        left = dict.fromkeys(c.id for c in kept if self._end(c).frontier > self._end(c).saved)
+        with trio.move_on_after(seconds):
+            async with trio.open_nursery() as nursery:
+                for c in [c for c in kept if c.id in left]:
+                    nursery.start_soon(self._flush, self._wish(c, self._end(c), whole=False), left)
+        if left:
+            names = ", ".join(left)
+            LOG.warning("stopping: rows of %d sessions are not on disk to the last one: %s", len(left), names)
+
+    async def _flush(self, wish: Save, left: dict[str, None]) -> None:
+        with contextlib.suppress(OnecopyError):
+            report = await self._stager.ask(wish)
+            if report.complete:
+                del left[wish.owner]
+
+    def _end(self, conversation: Conversation) -> Segment:
+        """Where its rows end now, which a running turn may have moved on."""
+        turn = next((t for t in self._ledger.turns.values() if t.conversation is conversation), None)
+        written = [s for s in turn.leaves if s.tokens] if turn is not None else []
+        return written[-1] if written else conversation.tip
+
+
+def _dirty(leaf: Segment) -> bool:
+    return leaf.frontier // BLOCK * BLOCK > leaf.saved

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import trio
 from onecopy.runtime.turn import Piece
@@ -38,7 +38,7 @@ class Outbox:
             self._news.set()
             self._room.set()
 
-    async def pieces(self) -> AsyncIterator[Piece]:
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
         while True:
             while self._pieces:
                 piece = self._pieces.popleft()

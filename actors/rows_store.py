@@ -38,6 +38,7 @@ from .messages.store import (
     Put,
     Read,
     StoreStatistics,
+    Supersede,
     Touch,
 )
 
@@ -62,8 +63,10 @@ class Job:
 
 
 class RowsStore(Actor):
-    """opener: opens the engine, or raises StoreUnusable. strict: then the actor does not start either; otherwise it runs
-    without a directory, says so, and tries again."""
+    """opener: opens the engine, or raises StoreUnusable. strict: then the actor does not start either.
+
+    Otherwise it runs without a directory, says so, and tries again.
+    """
 
     def __init__(self, opener: Callable[[], RowsOnDisk], disk: Disk, clock: Clock, *, strict: bool = True) -> None:
         super().__init__("rows store", work_size=4096)
@@ -127,13 +130,13 @@ class RowsStore(Actor):
             keys.append(block_key(above, ask.tokens[i * BLOCK : (i + 1) * BLOCK], engine.fingerprint, ask.salt))
         places = [engine.locate(key) for key in keys]
         missing = tuple(i for i, place in enumerate(places) if place is None)
-        anchor = None
+        end = None
         if ask.anchor:
             tail = ask.tokens[len(keys) * BLOCK :]
-            anchor = anchor_key(keys[-1] if keys else ROOT, tail, engine.fingerprint, ask.salt)
-            places.append(engine.locate(anchor))
-        wanted = anchor if places and places[-1] is None else None
-        reply.set(Planned(tuple(keys), missing, wanted, sum(place.size for place in places if place is not None)))
+            end = anchor_key(keys[-1] if keys else ROOT, tail, engine.fingerprint, ask.salt)
+            places.append(engine.locate(end))
+        wanted = end if places and places[-1] is None else None
+        reply.set(Planned(tuple(keys), missing, wanted, sum(place.size for place in places if place is not None), end))
 
     @handles(Read)
     def read(self, ask: Read, reply: Reply[Stored | None]) -> None:
@@ -177,7 +180,8 @@ class RowsStore(Actor):
         sizes = list[int]()
 
         def write(engine: RowsOnDisk) -> None:
-            sizes.extend(engine.append(record) for record in ask.records)
+            if not reply.done:  # nobody waits any more: a stop or a cancel must not wait for the disk either
+                sizes.extend(engine.append(record) for record in ask.records)
 
         def settle(error: OSError | None) -> None:
             # A later job's failed write can take this one's records along: only the index knows.
@@ -193,6 +197,10 @@ class RowsStore(Actor):
     @handles(Condemn)
     def condemn(self, message: Condemn) -> None:
         LOG.warning("%d stored records are given up: %s", len(message.keys), message.why)
+        self._enqueue(Job(lambda engine: engine.drop(message.keys)))
+
+    @handles(Supersede)
+    def supersede(self, message: Supersede) -> None:
         self._enqueue(Job(lambda engine: engine.drop(message.keys)))
 
     @handles(DropConversation)

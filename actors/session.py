@@ -80,6 +80,12 @@ class Session(Actor):
         self._waited = 0.0
         self._over = False
         self._gave_back = False
+        self._broken = False
+
+    @property
+    def conversation(self) -> str | None:
+        """The conversation this turn runs in, once it was admitted."""
+        return self._grant.conversation if self._grant is not None else None
 
     async def run(self) -> None:
         try:
@@ -95,9 +101,9 @@ class Session(Actor):
             raise
 
     async def stopping(self) -> None:
-        lost = not self._lane.alive
+        self._broken = self._broken or not self._lane.alive
         await self._give_back()
-        self._out.close(lane_crashed() if lost else ActorStopped("The turn was stopped.", retry_after=1.0))
+        self._out.close(lane_crashed() if self._broken else ActorStopped("The turn was stopped.", retry_after=1.0))
 
     async def _give_back(self) -> None:
         """The lease, or the place in the queue, goes back once, after the last commit of the turn's rows."""
@@ -114,7 +120,7 @@ class Session(Actor):
         """A full mailbox is waited for: a lease that was lost on the way would be lost for ever."""
         while True:
             try:
-                self._bank.tell(Release(self._work.turn, keep))
+                self._bank.tell(Release(self._work.turn, keep, self._broken))
                 return
             except Overloaded:
                 await self._clock.sleep(AGAIN)
@@ -154,6 +160,7 @@ class Session(Actor):
 
     @handles(Broken)
     def broken(self, message: Broken) -> None:
+        self._broken = True
         raise message.error
 
     @handles(Produced)
@@ -231,6 +238,7 @@ class Session(Actor):
             rows_prefilled=len(self._spec.tokens) - grant.matched,
             diverged_at=grant.diverged,
             copied=grant.copied,
+            bytes_written=grant.written,
             peak_bytes=grant.price,
             queued_s=self._waited,
             rounds=last.rounds,

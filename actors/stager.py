@@ -30,6 +30,8 @@ BACKOFF = (1.0, 2.0, 4.0, 8.0, 15.0)
 """Seconds before each further attempt at a window. After the last the save ends as dirty and its hold goes back."""
 AHEAD = 2
 """Blocks read from disk before the writer has taken them: enough to keep the disk busy, and little memory."""
+PART = 8 << 20
+"""Bytes written by one commit, or one record if that is larger: what a stop or a cancel may have to wait for."""
 WARN_EVERY = 60.0
 """Seconds between two warnings about a disk that fails."""
 
@@ -110,15 +112,16 @@ class Task:
             windows=self.windows,
             seconds=now - self.begun,
             error=self.error,
+            anchor=plan.end if plan and (plan.anchor is None or None in self.done) else None,
         )
 
 
-def windows(items: Iterable[Item], permit: int) -> Iterator[list[Item]]:
-    """Splits a save so that each window's charge fits the permit; a record that alone does not gets its own."""
+def windows(items: Iterable[Item], most: int) -> Iterator[list[Item]]:
+    """Splits a save so that each window's charge is `most` at most; a record that alone has more gets its own."""
     window, total = list[Item](), 0
     for item in items:
-        cost = permit if item.charge is None else item.charge
-        if window and total + cost > permit:
+        cost = most if item.charge is None else item.charge
+        if window and total + cost > most:
             yield window
             window, total = [], 0
         window.append(item)
@@ -145,6 +148,7 @@ class Stager(Actor):
         self._permit = Permit(permit)
         self._clock = clock
         self._pause = pause
+        self._reading = trio.StrictFIFOLock()
         self._running: dict[str, Task] = {}
         self._waiting: dict[str, Task] = {}
         self._dirty: dict[str, str] = {}
@@ -242,15 +246,21 @@ class Stager(Actor):
     async def _stage(self, task: Task, plan: Planned, window: list[Item]) -> None:
         cost = sum(self._permit.size if item.charge is None else item.charge for item in window)
         async with self._permit.take(cost):
-            records = tuple([await self._record(task, plan, item) for item in window])
-            task.written += await self._store.ask(Put(records))
+            for part in windows((item for item in window if item.block not in task.done), PART):
+                records = tuple([await self._record(task, plan, item) for item in part])
+                task.written += await self._store.ask(Put(records))
+                task.done.update(item.block for item in part)
         task.windows += 1
-        task.done.update(item.block for item in window)
 
     async def _record(self, task: Task, plan: Planned, item: Item) -> Record:
-        await self._pause()
-        if task.reply.done:
-            raise Unavailable("nobody waits for this save any more")
+        """One record's rows. However many saves there are, the device has one such job at a time between two rounds."""
+        async with self._reading:
+            await self._pause()
+            if task.reply.done:
+                raise Unavailable("nobody waits for this save any more")
+            return await self._read(task, plan, item)
+
+    async def _read(self, task: Task, plan: Planned, item: Item) -> Record:
         ask, keys = task.ask, plan.keys
         if item.block is not None:
             start = item.block * BLOCK

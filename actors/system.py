@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -27,18 +26,20 @@ from onecopy.runtime.seams.real_disk import RealDisk
 from onecopy.runtime.seams.rng import RealRng, Rng, SeededRng
 from onecopy.runtime.store import DEFAULT_QUOTA, RowsOnDisk, fingerprint, permit
 from onecopy.runtime.text import ChatFormat
+from onecopy.runtime.text.forced import forced_calls
 from onecopy.runtime.text.grammar import Grammars, Matcher
 from onecopy.runtime.text.reader import Reader
-from onecopy.runtime.turn import Piece, TurnSpec
+from onecopy.runtime.turn import Grammar, Piece, TurnSpec
 
 from .bank import Bank
-from .keeping import Keeping, RowsDoor
+from .disk_side import DiskSide, NoDisk
 from .lane import Lane
-from .messages.bank import BankStatistics, Find, Forget, Fork, Kept, ListKept, Park, Pin
+from .messages.bank import BankStatistics, Find, Forget, Fork, Kept, ListKept, Pin, Preserve
 from .messages.lane import LaneStatistics
 from .messages.stager import StagerStatistics
 from .messages.store import StoreStatistics
 from .outbox import Outbox
+from .rows_door import RowsDoor
 from .rows_store import rows_store_factory
 from .service import Health, ModelCard, Options, SessionInfo
 from .session import Session, Work
@@ -78,17 +79,22 @@ class System:
         self._rng = rng
         self._numbers = count(1)
         self._grammars: Grammars | None = None
+        self._live: set[Session] = set()
         self._ledger: Ledger | None = None
         self._context = options.context or loaded.context
         self._widths = widths
         limits = Limits(decode_share=options.decode_share, batch=max(1, options.parallel))
         children = [
-            Child("bank", lambda: self._bank(budget), stop_timeout=options.drain),
+            Child("bank", lambda: self._bank(budget), stop_timeout=options.drain + 1.0),
             Child("lane", lambda: self._lane(limits), max_restarts=1),
         ]
-        if options.store:
+        if options.store and engine.layout.recurrent:
+            LOG.warning("this model keeps recurrent state: its conversations are kept in memory only")
+        self._keeps = bool(options.store) and not engine.layout.recurrent
+        if self._keeps:
             children = [*self._disk_children(options, budget, disk), *children]
-        self._keeps = bool(options.store)
+        self._disk = disk
+        self._drain = options.drain
         self._supervisor = Supervisor(children, on_event=_log_event)
         self.card = self._make_card(options)
 
@@ -114,7 +120,9 @@ class System:
         with DeviceThread() as device:
             loaded, engine = await device.run(_load, options, clock)
             budget = rows_budget(options, machine)
-            widths = await device.run(width_costs, engine, clock.now) if options.draft else ()
+            # A recurrent state cannot be taken back when a draft is rejected, so such models decode row by row.
+            drafts = options.draft and not engine.layout.recurrent
+            widths = await device.run(width_costs, engine, clock.now) if drafts else ()
             system = cls(options, loaded, engine, device, clock, rng, budget, disk or RealDisk(), widths)
             async with system._supervisor:
                 yield system
@@ -152,13 +160,16 @@ class System:
 
     def _bank(self, budget: int) -> Bank:
         self._forget_rows()
-        self._ledger = ledger = Ledger(self._engine.layout, budget)
-        keeping = None
-        if self._keeps:
-            door = RowsDoor(ledger, self._engine.pool, self._device)
-            store, stager = self._supervisor.ref("rows store"), self._supervisor.ref("stager")
-            keeping = Keeping(ledger, door, store, stager, self._clock)
-        return Bank(ledger, self._device, self._engine.pool.apply, self._clock, keeping)
+        self._ledger = ledger = Ledger(self._engine.layout, budget, before_drop=lambda c: side.before_drop(c))
+        side = self._disk_side(ledger)
+        return Bank(ledger, self._device, self._engine.pool.apply, self._clock, side)
+
+    def _disk_side(self, ledger: Ledger) -> NoDisk:
+        if not self._keeps:
+            return NoDisk()
+        door = RowsDoor(ledger, self._engine.pool, self._device, self._disk)
+        store, stager = self._supervisor.ref("rows store"), self._supervisor.ref("stager")
+        return DiskSide(ledger, door, store, stager, self._clock, self._drain)
 
     def _forget_rows(self) -> None:
         """A bank that crashed leaves buffers that no books name any more, and saves that must not read on."""
@@ -225,14 +236,17 @@ class System:
         name = f"session {number}"
         session = Session(work, bank, lane, self._clock, outbox)
         await self._supervisor.spawn(Child(name, lambda: session, restart="temporary"))
+        self._live.add(session)
         pieces = outbox.pieces()
         try:
             yield pieces
         finally:
+            self._live.discard(session)
             with trio.CancelScope(shield=True):
                 session.kill()
                 await self._supervisor.stop(name)
                 outbox.close()
+                await pieces.aclose()
 
     def _check(self, spec: TurnSpec) -> None:
         if not spec.tokens:
@@ -260,14 +274,23 @@ class System:
         )
 
     def _matcher(self, spec: TurnSpec) -> Matcher | None:
-        if spec.grammar is None:
+        grammar = spec.grammar or self._forced(spec)
+        if grammar is None:
             return None
         if self.card.tokenizer is None:
             raise Unsupported("This model has no tokenizer, so replies cannot be constrained.", param="response_format")
         if self._grammars is None:
             self._grammars = Grammars(self.card.tokenizer, self.card.vocab_size)
         tags = self.card.chat.tags if self.card.chat and spec.format.opened else None
-        return self._grammars.matcher(spec.grammar, tags)
+        return self._grammars.matcher(grammar, tags)
+
+    def _forced(self, spec: TurnSpec) -> Grammar | None:
+        """The grammar of a reply that must call a tool, when the request demands one."""
+        choice = spec.format.tool_choice
+        if choice in ("auto", "none") or self.card.chat is None or self.card.tokenizer is None:
+            return None
+        name, parallel = self.card.chat.tool_format_name, spec.format.parallel
+        return forced_calls(name, spec.format.tools, choice, parallel=parallel, tokenizer=self.card.tokenizer)
 
     def _spell(self, token: int) -> bytes:
         return self.card.tokenizer.token_bytes(token) if self.card.tokenizer is not None else b""
@@ -284,7 +307,7 @@ class System:
         return self._info(await self._supervisor.ref("bank").ask(Pin(id, on)))
 
     async def park(self, id: str) -> SessionInfo:
-        return replace(self._info(await self._supervisor.ref("bank").ask(Park(id))), state="parked", held=0)
+        return self._info(await self._supervisor.ref("bank").ask(Preserve(id, forget=True)))
 
     async def fork(self, id: str, at: int | None = None) -> SessionInfo:
         return self._info(await self._supervisor.ref("bank").ask(Fork(id, at, self.new_id("s_"))))
@@ -299,12 +322,15 @@ class System:
         await self._supervisor.ref("bank").ask(Forget(id))
 
     async def cancel(self, id: str) -> bool:
-        return False
+        running = [s for s in self._live if s.conversation == id]
+        for session in running:
+            session.kill()
+        return bool(running)
 
     def _info(self, kept: Kept) -> SessionInfo:
         return SessionInfo(
             kept.id,
-            "running" if kept.running else "idle",
+            "parked" if kept.parked else "running" if kept.running else "idle",
             kept.tokens,
             kept.owned,
             self._clock.wall() - (self._clock.now() - kept.used),

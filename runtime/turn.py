@@ -105,6 +105,7 @@ class Receipt:
 
     how: adopted, extended, resized, forked, restored, copied, eager (the design's admission words) or "fresh".
     diverged_at: position of the first prompt token that no kept row matched. copied: bytes by reason.
+    bytes_written: to disk, for this conversation since its turn before was admitted: saves follow a turn.
     """
 
     how: str

@@ -7,9 +7,9 @@ from typing import Any
 
 from onecopy.runtime.core import Ask, Message, Ref, Reply
 from onecopy.runtime.errors import OnecopyError
+from onecopy.runtime.rows.layout import BLOCK
 from onecopy.runtime.rows.ledger import Grant, Wanted
 from onecopy.runtime.rows.segments import Lease
-from onecopy.runtime.store import Found
 
 from .stager import RestoreReport, SaveReport
 
@@ -45,12 +45,13 @@ class Commit(Message):
 class Release(Message):
     """A lease comes back, or a turn that waited for one has left.
 
-    keep: the conversation's length in rows; later rows were never delivered.
+    keep: the conversation's length in rows; later rows were never delivered. broken: its round failed.
     """
 
     due = True
     turn: int
     keep: int
+    broken: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,10 @@ class LaneLost(Message):
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A conversation as the bank knows it. tokens: rows it has. owned: bytes that go when it goes."""
+    """A conversation as the bank knows it. tokens: rows it has. owned: bytes that go when it goes.
+
+    parked: its rows are on disk only. tip: key of its last record on disk, empty when there is none.
+    """
 
     id: str
     tokens: int
@@ -74,6 +78,8 @@ class Kept:
     depth: int
     salt: bytes
     hint: str | None
+    parked: bool = False
+    tip: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +118,7 @@ class Fork(Ask[Kept]):
 
 @dataclass(frozen=True, slots=True)
 class Forget(Ask[None]):
-    """Drops an idle conversation. Conflict while it runs."""
+    """Drops an idle conversation, in memory and on disk. Conflict while it runs."""
 
     conversation: str
 
@@ -123,30 +129,43 @@ class BankStatistics(Ask[dict[str, Any]]):
 
 
 @dataclass(frozen=True, slots=True)
-class Park(Ask[Kept]):
-    """Everything of an idle conversation goes to disk and its memory is freed. Conflict while it runs."""
+class Preserve(Ask[Kept]):
+    """Puts an idle conversation on disk to its last row; forget: and frees its memory. Conflict while it runs.
+
+    A conversation that is parked already is answered as it is.
+    """
 
     conversation: str
+    forget: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Parked(Message):
-    """From the bank to itself: a conversation is on disk to its last whole block, or could not be put there."""
+class Source:
+    """What the disk has of a prompt. keys: of its leading blocks. anchor: (position, key) of a state behind them."""
 
-    due = True
-    conversation: str
-    reply: Reply[Kept]
-    error: OnecopyError | None
+    keys: tuple[bytes, ...] = ()
+    anchor: tuple[int, bytes] | None = None
+
+    @property
+    def rows(self) -> int:
+        return self.anchor[0] if self.anchor is not None else len(self.keys) * BLOCK
+
+    @property
+    def tips(self) -> tuple[bytes, ...]:
+        return (*self.keys, self.anchor[1]) if self.anchor is not None else self.keys
+
+
+NOTHING = Source()
 
 
 @dataclass(frozen=True, slots=True)
 class LookedUp(Message):
-    """From the bank to itself: what the disk has of a prompt; None when it could not be asked."""
+    """From the bank to itself: what the disk has of a prompt, nothing when it could not be asked."""
 
     due = True
     ask: Admit
     reply: Reply[Grant]
-    found: Found | None
+    source: Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +176,7 @@ class Restored(Message):
     ask: Admit
     reply: Reply[Grant]
     grant: Grant
-    keys: tuple[bytes, ...]
+    source: Source
     report: RestoreReport | None
 
 
@@ -169,3 +188,14 @@ class Saved(Message):
     conversation: str
     segment: int
     report: SaveReport | None
+
+
+@dataclass(frozen=True, slots=True)
+class Preserved(Message):
+    """From the bank to itself: a conversation is on disk to its last row, or could not be put there."""
+
+    due = True
+    saved: Saved
+    reply: Reply[Kept]
+    forget: bool
+    error: OnecopyError | None

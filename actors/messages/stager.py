@@ -46,7 +46,8 @@ class SaveReport:
 
     rows: how many leading rows are on disk now, the anchor's counted. complete: all that was asked is. keys: of the
     blocks on disk, for the next save's `known`. blocks: new ones. written: bytes of what was new. state: bytes of all.
-    windows: how many commits it took. error: why it is not complete.
+    windows: how many times bytes were staged. error: why it is not complete. anchor: key of the state at the end, if it
+    was asked for and is on disk.
     """
 
     rows: int
@@ -58,6 +59,7 @@ class SaveReport:
     windows: int
     seconds: float
     error: str | None = None
+    anchor: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,13 +34,15 @@ class Planned:
     """What a save of some tokens has to write.
 
     keys: of all whole blocks. missing: indices of those not on disk, in order. anchor: key of the anchor at the end,
-    None when it is there already or was not asked for. present: bytes on disk of what is there.
+    None when it is there already or was not asked for. present: bytes on disk of what is there. end: key of the anchor
+    at the end, there or not; None when it was not asked for.
     """
 
     keys: tuple[bytes, ...]
     missing: tuple[int, ...]
     anchor: bytes | None
     present: int
+    end: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,13 @@ class Condemn(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class Supersede(Message):
+    """These records served a state that a later one on disk has replaced. They go."""
+
+    keys: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DropConversation(Ask[int]):
     """Forgets a conversation up to where another shares it; answered with the number of records."""
 
@@ -92,6 +101,40 @@ class DropConversation(Ask[int]):
 @dataclass(frozen=True, slots=True)
 class ListConversations(Ask[tuple[Conversation, ...]]):
     """All conversations on disk, last used first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """A conversation on disk and whose it is. block: key of its last whole block."""
+
+    conversation: Conversation
+    block: bytes
+    salt: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ListOwned(Ask[tuple[Owned, ...]]):
+    """This model's whole conversations on disk that belong to one of these salts, last used first.
+
+    A salt is no part of a record; it is known by its key when the token ids are hashed again.
+    """
+
+    salts: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Export(Ask[bytes]):
+    """A conversation as one safetensors image. NotFound when it is not on disk from its beginning."""
+
+    tip: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Import(Ask[Owned]):
+    """Takes an exported image in, for the owner of `salt`. BadRequest when it is none or another model's."""
+
+    data: bytes
+    salt: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,8 @@ class Grant:
 
     matched: rows it need not compute. how: the way. price: bytes held more. copied: bytes by reason.
     diverged: the first prompt token that no kept row matched. restored: rows of `matched` that came from disk.
-    peak: bytes needed at the worst moment, beyond what was held before.
+    peak: bytes needed at the worst moment, beyond what was held before. written: bytes that saves of this conversation
+    wrote since it was last granted.
     A resize is only planned here: `execute` makes it or degrades it, and the turn's lease is read after that.
     """
 
@@ -42,6 +43,7 @@ class Grant:
     diverged: int
     restored: int = 0
     peak: int = 0
+    written: int = 0
 
 
 @dataclass(frozen=True, slots=True)

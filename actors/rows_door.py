@@ -1,0 +1,73 @@
+"""The stager's way to rows: finds the segment of a chain that has a block, and reads or fills it."""
+
+from __future__ import annotations
+
+from onecopy.runtime.errors import Unavailable
+from onecopy.runtime.rows.buffers import Pool
+from onecopy.runtime.rows.layout import BLOCK
+from onecopy.runtime.rows.ledger import Ledger
+from onecopy.runtime.rows.segments import Segment
+from onecopy.runtime.rows.transfer import Tensors, fill, read_rows, row_slots, write_rows
+from onecopy.runtime.seams.device import Device
+from onecopy.runtime.seams.disk import Disk
+
+
+class RowsDoor:
+    """A `RowsReader`. Reads show the buffers themselves: the rows must be under a hold until the answer is used."""
+
+    def __init__(self, ledger: Ledger, pool: Pool, device: Device, disk: Disk) -> None:
+        self._ledger = ledger
+        self._pool = pool
+        self._device = device
+        self._disk = disk
+
+    async def read_block(self, segment: int, block: int) -> Tensors:
+        return await self._read(segment, block * BLOCK, (block + 1) * BLOCK)
+
+    async def read_anchor(self, segment: int, at: int) -> Tensors:
+        start = at // BLOCK * BLOCK
+        return await self._read(segment, start, at) if at > start else {}
+
+    def filling(self) -> Filling:
+        return Filling(self, self._pool, self._device, self._disk)
+
+    def segment(self, leaf: int, position: int) -> Segment:
+        """The segment of a chain that holds the row at `position`. Unavailable when the chain is gone."""
+        if leaf not in self._ledger.segments:
+            raise Unavailable("The rows are gone.")
+        return next(s for s in self._ledger.segments[leaf].ancestors() if s.start <= position)
+
+    async def _read(self, leaf: int, start: int, stop: int) -> Tensors:
+        found = self.segment(leaf, start)
+        return await self._device.run(read_rows, self._pool, found.id, start, stop)
+
+
+class Filling:
+    """A `RowsWriter` for one restore: asks the device for a segment's buffers once, then fills them from a thread."""
+
+    def __init__(self, door: RowsDoor, pool: Pool, device: Device, disk: Disk) -> None:
+        self._door = door
+        self._pool = pool
+        self._device = device
+        self._disk = disk
+        self._slots: dict[int, Tensors | None] = {}
+
+    async def write_block(self, segment: int, block: int, tensors: Tensors) -> None:
+        """Rows before the frontier are there already, bit for bit; only those past it are written."""
+        found = self._door.segment(segment, block * BLOCK)
+        start = max(block * BLOCK, found.frontier)
+        rows = {key: array[:, start - block * BLOCK :] for key, array in tensors.items()}
+        if found.id not in self._slots:
+            self._slots[found.id] = await self._device.run(row_slots, self._pool, found.id)
+        slots = self._slots[found.id]
+        if slots is None:
+            await self._device.run(write_rows, self._pool, found.id, start, rows)
+            return
+        try:
+            await self._disk.in_thread(fill, slots, start - found.start, rows)
+        except ValueError as error:
+            raise Unavailable(f"The stored rows do not fit: {error}.") from None
+
+    async def write_anchor(self, segment: int, at: int, tensors: Tensors) -> None:
+        if tensors:
+            await self.write_block(segment, at // BLOCK, tensors)
