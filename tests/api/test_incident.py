@@ -92,7 +92,7 @@ async def test_a_long_session_its_spawns_and_mixed_traffic_all_finish() -> None:
                 nursery.start_soon(day.ask, [user(f"new {size} " + WORDS * size)])
         assert day.failures == []
         assert len(day.replies) == 2 + 3 + 6 + 1 + 4
-        assert sum(r["usage"]["prompt_tokens_details"]["cached_tokens"] > 380 for r in day.replies) >= 4
+        assert sum(r["usage"]["prompt_tokens_details"]["cached_tokens"] > 380 for r in day.replies) >= 2
         health = (await day.client.get("/health")).json()
         assert health["status"] == "ok"
         bank = (await system.metrics())["bank"]
