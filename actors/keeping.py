@@ -88,7 +88,8 @@ class Keeping:
     def _wish(self, conversation: Conversation, leaf: Segment, *, whole: bool) -> Save:
         """whole: blocks only; otherwise the rows behind the last one too, as the state at the end."""
         rows = leaf.frontier // BLOCK * BLOCK if whole else leaf.frontier
-        tokens, known = tuple(chain_tokens(leaf, rows)), self.on_disk(conversation.id).keys
+        # Keys past a rewind are of tokens that are no more.
+        tokens, known = tuple(chain_tokens(leaf, rows)), self.on_disk(conversation.id).keys[: leaf.saved // BLOCK]
         return Save(conversation.id, tokens, leaf.id, self._door, conversation.salt, not whole, known)
 
     async def _save(self, segment: int, wish: Save) -> None:
