@@ -91,12 +91,13 @@ async def client(url: str) -> AsyncIterator[httpx.AsyncClient]:
         yield http
 
 
-async def stream(http: httpx.AsyncClient, body: Body, path: str = "/v1/chat/completions") -> Timed:
-    """One streamed request. A failure is noted in `error`, never raised."""
-    timed = Timed(time.perf_counter())
+async def stream(http: httpx.AsyncClient, body: Body, timed: Timed | None = None) -> Timed:
+    """One streamed request. A failure is noted in `error`, never raised. timed: filled while the reply comes."""
+    timed = timed or Timed(0.0)
+    timed.sent = time.perf_counter()
     wanted = {**body, "stream": True, "stream_options": {"include_usage": True}}
     try:
-        async with http.stream("POST", path, json=wanted) as answer:
+        async with http.stream("POST", "/v1/chat/completions", json=wanted) as answer:
             timed.headers = time.perf_counter() - timed.sent
             if answer.status_code != 200:
                 timed.error = f"{answer.status_code} {(await answer.aread()).decode(errors='replace')[:200]}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import trio
@@ -18,6 +19,9 @@ from .client import Timed, stream
 from .common import Report, flags, median, model_of, ms, ratio, sized
 from .prompts import fresh, prose
 from .servers import OURS, Server, add_peers_flag, peers_of, side_by_side
+
+HEAD_START = 4
+"""Pieces of the running reply that come before the long prompt is sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +77,8 @@ async def measure(options: argparse.Namespace, report: Report, model: str) -> No
                 server.kind,
                 first(crowded.short),
                 first(alone.short),
-                pause(crowded.running),
-                pause(alone.running),
+                pause(crowded.running, crowded.long[0].sent),
+                pause(alone.running, 0.0),
                 first(crowded.long),
                 first(alone.long),
                 sum(not r.ok for r in every),
@@ -104,8 +108,9 @@ async def by_themselves(server: Server, model: str, sizes: Sizes) -> Crowd:
 
 
 async def crowd(server: Server, model: str, sizes: Sizes) -> Crowd:
-    """The running reply gets a head start; short requests begin once the long prompt was sent."""
-    found = Crowd()
+    """The long prompt is sent in the middle of the running reply, and short requests once it is on its way."""
+    running = Timed(0.0)
+    found = Crowd([running])
 
     async def one(body: dict[str, Any], where: list[Timed]) -> None:
         where.append(await stream(server.http, body))
@@ -115,8 +120,9 @@ async def crowd(server: Server, model: str, sizes: Sizes) -> Crowd:
             await one(short_body(server, sizes, f"crowd {i}"), found.short)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(one, running_body(server, sizes, "crowd"), found.running)
-        await trio.sleep(0.5 if sizes is not SMOKE else 0.02)
+        nursery.start_soon(stream, server.http, running_body(server, sizes, "crowd"), running)
+        while len(running.pieces) < HEAD_START and not running.error and not running.finish:
+            await trio.sleep(0.002)
         nursery.start_soon(one, long_body(server, model, sizes, 2), found.long)
         await trio.sleep(0.05)
         nursery.start_soon(shorts)
@@ -127,8 +133,10 @@ def first(replies: list[Timed]) -> float | None:
     return ms(median(r.ttft for r in replies))
 
 
-def pause(replies: list[Timed]) -> float | None:
-    return ms(max((g for r in replies for g in r.gaps), default=None))
+def pause(replies: list[Timed], since: float) -> float | None:
+    """Milliseconds of the longest gap that ended after `since`; None when the replies were over by then."""
+    gaps = (b - a for r in replies for a, b in pairwise(r.pieces) if b > since)
+    return ms(max(gaps, default=None))
 
 
 def compare(report: Report, rows: list[tuple[Any, ...]]) -> None:
