@@ -229,7 +229,8 @@ class Bank(Actor):
         self._end(turn, keep if unproven is None else min(keep, unproven))
 
     def _end(self, turn: int, keep: int) -> None:
-        if turn not in self._ledger.turns:
+        if turn not in self._ledger.turns or self._disk.restoring(turn):
+            # Rows on their way from disk go to this lease's segments: it ends when they are there.
             self._close_ranks()
             return
         now = self._clock.now()
@@ -274,10 +275,13 @@ class Bank(Actor):
 
     @handles(Forget)
     def forget(self, ask: Forget, reply: Reply[None]) -> None:
-        if self._disk.away.get(ask.conversation) is None:
-            self._idle(ask.conversation)
+        parked = self._disk.away.get(ask.conversation)
+        if parked is None:
+            found = self._idle(ask.conversation)
             self._ledger.forget(ask.conversation)
-        self._disk.erase(ask.conversation, reply)
+            parked = self._disk.left(found)
+        self._disk.away.remove(ask.conversation)
+        self._disk.erase(parked.tip if parked is not None else b"", reply)
         self._after_drop()
 
     def _after_drop(self) -> None:
@@ -320,6 +324,8 @@ class Bank(Actor):
         return found
 
     def _known(self, name: str) -> Conversation:
+        if self._disk.away.get(name) is not None:
+            raise Conflict(f"Session {name} is on disk only; its next turn brings it back.")
         if name not in self._ledger.conversations:
             raise NotFound(f"There is no session {name!r}.")
         return self._ledger.conversations[name]
@@ -337,7 +343,7 @@ class Bank(Actor):
             c.tip.depth,
             c.salt,
             c.hint,
-            tip=self._disk.on_disk(c.id).tip,
+            tip=self._disk.on_disk(c).tip,
         )
 
     # --- numbers

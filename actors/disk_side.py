@@ -39,7 +39,7 @@ class NoDisk:
         """For the books: whether rows that are not on disk may go."""
         return True
 
-    def on_disk(self, conversation: str) -> OnDisk:
+    def on_disk(self, conversation: Conversation) -> OnDisk:
         """What the disk has of a conversation in memory."""
         return NOTHING
 
@@ -65,6 +65,10 @@ class NoDisk:
 
     def restore(self, ask: Admit, reply: Reply[Grant], grant: Grant, source: Source) -> None:
         """Fills granted rows from disk; the bank hears `Restored`."""
+
+    def restoring(self, turn: int) -> bool:
+        """Whether rows of a turn are on their way from disk."""
+        return False
 
     def restored(self, message: Restored) -> Grant:
         """Enters restored rows in the books; the grant as it is now."""
@@ -100,8 +104,8 @@ class NoDisk:
         """A conversation has left memory; how it is known from now on, if the disk has any of it."""
         return None
 
-    def erase(self, conversation: str, reply: Reply[None]) -> None:
-        """Drops a conversation's rows from disk, then answers."""
+    def erase(self, tip: bytes, reply: Reply[None]) -> None:
+        """Drops the rows of a conversation that has left memory from disk, then answers."""
         reply.set(None)
 
     def saved(self, message: Saved) -> None:
@@ -137,7 +141,7 @@ class DiskSide(NoDisk):
     def busy(self) -> bool:
         return self._keeping.busy
 
-    def on_disk(self, conversation: str) -> OnDisk:
+    def on_disk(self, conversation: Conversation) -> OnDisk:
         return self._keeping.on_disk(conversation)
 
     def before_drop(self, conversation: Conversation) -> bool:
@@ -168,6 +172,9 @@ class DiskSide(NoDisk):
 
     def restore(self, ask: Admit, reply: Reply[Grant], grant: Grant, source: Source) -> None:
         self._restoring.restore(ask, reply, grant, source)
+
+    def restoring(self, turn: int) -> bool:
+        return turn in self._restoring.under_way
 
     def restored(self, message: Restored) -> Grant:
         grant = self._restoring.restored(message)
@@ -202,13 +209,10 @@ class DiskSide(NoDisk):
         return self._keeping.preserved(message)
 
     def left(self, conversation: Conversation) -> Kept | None:
-        self.away.add(conversation, self._keeping.take(conversation.id))
+        self.away.add(conversation, self._keeping.take(conversation))
         return self.away.get(conversation.id)
 
-    def erase(self, conversation: str, reply: Reply[None]) -> None:
-        parked = self.away.get(conversation)
-        tip = parked.tip if parked is not None else self._keeping.take(conversation).tip
-        self.away.remove(conversation)
+    def erase(self, tip: bytes, reply: Reply[None]) -> None:
         self._nursery.start_soon(self._erase, tip, reply)
 
     async def _erase(self, tip: bytes, reply: Reply[None]) -> None:

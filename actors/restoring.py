@@ -30,7 +30,7 @@ LOOK = 2.0
 
 
 class Restoring:
-    """`bank` hears `LookedUp` and `Restored`."""
+    """`bank` hears `LookedUp` and `Restored`. under_way: turns whose rows are being filled."""
 
     def __init__(self, ledger: Ledger, door: RowsDoor, store: Ref, stager: Ref, clock: Clock) -> None:
         self._ledger = ledger
@@ -38,6 +38,7 @@ class Restoring:
         self._store = store
         self._stager = stager
         self._clock = clock
+        self.under_way: set[int] = set()
         self._unproven: dict[int, tuple[int, Source]] = {}
         self._bank: Ref
         self._nursery: trio.Nursery
@@ -66,6 +67,7 @@ class Restoring:
 
     def restore(self, ask: Admit, reply: Reply[Grant], grant: Grant, source: Source) -> None:
         """Fills the granted rows from disk, then tells the bank."""
+        self.under_way.add(grant.lease.turn)
         self._nursery.start_soon(self._restore, ask, reply, grant, source)
 
     async def _restore(self, ask: Admit, reply: Reply[Grant], grant: Grant, source: Source) -> None:
@@ -79,6 +81,7 @@ class Restoring:
 
     def restored(self, message: Restored) -> Grant:
         """Enters restored rows in the books; the grant as it is now."""
+        self.under_way.discard(message.grant.lease.turn)
         grant, report, tokens = message.grant, message.report, message.ask.wanted.tokens
         rows = min(report.rows, len(tokens) - 1) if report is not None else 0
         if rows <= grant.matched or grant.lease.turn not in self._ledger.turns:

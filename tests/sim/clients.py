@@ -9,6 +9,7 @@ from typing import Any
 import trio
 from onecopy.actors.service import Service
 from onecopy.runtime.errors import Conflict, InsufficientMemory, NotFound, OnecopyError, Overloaded, Unavailable
+from onecopy.runtime.rows.layout import BLOCK
 from onecopy.runtime.turn import Finished, Sampling, Started, Text, TurnSpec
 
 from tests.sim.model import CONTEXT, alone
@@ -68,7 +69,11 @@ class Talker:
     def _prompt(self, step: Say) -> tuple[int, ...]:
         if step.again and self.prompt:
             return self.prompt
-        return self.history[: int(len(self.history) * step.keep)] + step.tokens
+        prompt = self.history[: int(len(self.history) * step.keep)] + step.tokens
+        if step.fill is not None:
+            more = (-len(prompt) - step.fill) % BLOCK
+            prompt += BASES[0][:more]
+        return prompt
 
     def _spec(self, step: Say) -> TurnSpec:
         sampling = Sampling(step.seed, step.temperature, frequency_penalty=step.penalty)

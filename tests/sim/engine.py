@@ -117,9 +117,7 @@ class SimPool:
         if op.start % BLOCK or op.capacity % BLOCK or op.capacity < BLOCK:
             self._broken(f"{op} is no whole number of blocks")
         layers = [
-            Layer(
-                {"k": _garbage(op.capacity)[None, :, None]}, _garbage(op.capacity // kind.ratio if kind.pooled else 0)
-            )
+            Layer({"k": _garbage(1, op.capacity, 1)}, _garbage(op.capacity // kind.ratio if kind.pooled else 0))
             for kind in self.layout.layers
         ]
         self.segments[op.segment] = Segment(op.start, op.capacity, layers)
@@ -145,9 +143,11 @@ class SimPool:
             keep = min(max(keep, 0), op.capacity)
         old = s.nbytes(op.layer)
         self._took(kind.capacity_bytes(op.capacity))
-        rows = _moved(s.rows(op.layer), op.capacity, keep)
-        pooled = _moved(s.layers[op.layer].pooled, op.capacity // kind.ratio if kind.pooled else 0, keep // kind.ratio)
-        s.layers[op.layer] = Layer({"k": rows[None, :, None]}, pooled)
+        whole = keep // kind.ratio if kind.pooled else 0
+        new = Layer({"k": _garbage(1, op.capacity, 1)}, _garbage(op.capacity // kind.ratio if kind.pooled else 0))
+        new.arrays["k"][0, :keep, 0] = s.rows(op.layer)[:keep]
+        new.pooled[:whole] = s.layers[op.layer].pooled[:whole]
+        s.layers[op.layer] = new
         self.held -= old
         self.copied += keep * kind.row_bytes
         if op.layer == len(s.layers) - 1:
@@ -167,14 +167,8 @@ class SimPool:
             self._broken(f"{self.held} bytes are held, the budget is {self.budget}")
 
 
-def _garbage(rows: int) -> Words:
-    return np.full(rows, GARBAGE, np.uint64)
-
-
-def _moved(old: Words, size: int, keep: int) -> Words:
-    new, keep = _garbage(size), min(keep, size)
-    new[:keep] = old[:keep]
-    return new
+def _garbage(*shape: int) -> Words:
+    return np.full(shape, GARBAGE, np.uint64)
 
 
 @dataclass(frozen=True, slots=True)

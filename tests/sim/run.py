@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -21,8 +22,10 @@ from tests.sim.disk import Faults, SimDisk
 from tests.sim.scenario import Scenario, scenario
 from tests.sim.world import STORE, Kept, World, install_drafter
 
-PATIENCE = 100_000.0
+PATIENCE = 20_000.0
 """Virtual seconds after which a run that has not ended never will."""
+LIMIT = PATIENCE + 1000
+"""When even the end of a run that was given up does not end."""
 REST, RESTS = 4.0, 40
 """Virtual seconds after the last client in which the bank cleans up, and how often it may take as long again."""
 
@@ -105,9 +108,31 @@ def _end(world: World, rng: random.Random) -> None:
     world.kept.past += world.lasted
 
 
+class Stuck(Exception):
+    """Every task waits, and nothing will wake one."""
+
+
+def _clock() -> trio.testing.MockClock:
+    """Virtual time that jumps when every task waits, and ends a run that would wait for ever, however shielded."""
+    clock = trio.testing.MockClock(autojump_threshold=0)
+    jump = clock._autojump
+
+    def jump_or_end() -> None:
+        if trio.lowlevel.current_statistics().seconds_to_next_deadline == math.inf or clock.current_time() > LIMIT:
+            raise Stuck
+        jump()
+
+    clock._autojump = jump_or_end  # type: ignore[method-assign]
+    return clock
+
+
 def _run_world(world: World) -> None:
     try:
-        trio.run(_live, world, clock=trio.testing.MockClock(autojump_threshold=0))
+        trio.run(_live, world, clock=_clock())
+    except trio.TrioInternalError as error:
+        if not isinstance(error.__cause__, Stuck):
+            raise
+        world.violate("somebody waits for ever")
     except Exception as error:
         world.violate(f"the run ends in {error!r}")
 
@@ -137,7 +162,10 @@ async def _system(world: World) -> None:
         async with supervisor:
             checks.check_disk(world)
             await _clients(world)
-            if world.scenario.term is None:
+            if world.life.end != "stop":
+                await trio.sleep(world.life.lingers)
+                _go_off(world)
+            elif world.scenario.term is None:
                 await _rest(world)
                 checks.check_rest(world)
     except StoreUnusable as error:
@@ -150,6 +178,11 @@ async def _system(world: World) -> None:
         if world.crashed + len(world.scenario.fail_run) + len(world.scenario.fail_after) < 2:
             world.violate("the system gave up without two crashes")
     checks.check_mailboxes(world, supervisor.statistics(), ended=True)
+
+
+def _go_off(world: World) -> None:
+    """No orderly end: what is in memory now is all there was."""
+    world.off = world.disk.medium.off = True
 
 
 async def _rest(world: World) -> None:

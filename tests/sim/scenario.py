@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from onecopy.runtime.rows.layout import BLOCK
+from onecopy.runtime.store.rows_on_disk import DEFAULT_FLOOR as FLOOR
 
 from tests.sim.model import LAYOUTS, VOCAB
 
@@ -19,7 +20,7 @@ class Say:
 
     tokens: appended to the history. keep: rows of the history that stay before them, as a share (an edit when below
     1). again: the last message once more, for another reply. leave: go away after so many of something. slow: seconds
-    before each piece is read.
+    before each piece is read. fill: more tokens, so that the prompt ends so many rows before a block does.
     """
 
     tokens: tuple[int, ...]
@@ -33,6 +34,7 @@ class Say:
     penalty: float = 0.0
     ignore_eos: bool = False
     background: bool = False
+    fill: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +80,15 @@ class Client:
 class Life:
     """One process on the same disk. Scenarios with a disk have several; the first one's clients are the scenario's own.
 
-    end: how it ends: "stop" in order, "kill" at once with the system's page cache intact, "cut" with the power, after
-    `at` disk calls (kill and cut). Chances of faults are per disk call. rival: another process has the directory.
+    end: how it ends: "stop" in order, "kill" at once with the system's page cache intact, "cut" with the power: after
+    `at` disk calls, or `lingers` seconds after its clients are done. Chances of faults are per disk call. rival:
+    another process has the directory.
     """
 
     clients: tuple[Client, ...] = ()
     end: Literal["stop", "kill", "cut"] = "stop"
     at: int = 0
+    lingers: float = 0.0
     eio: float = 0.0
     enospc: float = 0.0
     short: float = 0.0
@@ -155,8 +159,8 @@ class Grammar:
         lives = tuple(self.life(number) for number in range(r.choice((2, 2, 3))))
         store = Store(
             lives,
-            capacity=r.choice((None, None, 40_000, 90_000)),
-            quota=r.choice((None, None, None, 400_000)),
+            capacity=r.choice((None, None, None, None, None, FLOOR // 2, FLOOR + 40_000, FLOOR + 90_000)),
+            quota=r.choice((None, None, None, None, 400_000)),
             permit=r.choice((None, 4096, 20_000)),
         )
         layout = "attention" if drawn.layout == "qsa" else drawn.layout
@@ -166,11 +170,12 @@ class Grammar:
     def life(self, number: int) -> Life:
         r = self.rng
         clients = tuple(replace(self.client(), resume=r.randrange(8)) for _ in range(r.choice((1, 2, 3))))
-        faulty = r.random() < 0.25
+        faulty = r.random() < 0.15
         return Life(
             clients if number else (),
             r.choice(("stop", "stop", "kill", "cut")),
-            r.randrange(5, 400),
+            r.randrange(5, r.choice((60, 150, 400))),
+            r.choice((0.0, 0.1, 10.0)),
             eio=0.05 * faulty * r.random(),
             enospc=0.1 * faulty * r.random(),
             short=0.3 * faulty * r.random(),
@@ -207,7 +212,15 @@ class Grammar:
         return Client(self.program(r.choice((1, 2, 3, 4)), 1), begins, salt, base)
 
     def program(self, steps: int, depth: int) -> tuple[Step, ...]:
-        return tuple(self.step(depth) for _ in range(steps))
+        crossing = self.crossing(depth) if depth and self.rng.random() < 0.2 else ()
+        return crossing + tuple(self.step(depth) for _ in range(steps))
+
+    def crossing(self, depth: int) -> tuple[Step, ...]:
+        """A reply that goes over a block's edge, somebody who shares the rows past it, and then another reply."""
+        r = self.rng
+        say = replace(self.say("say"), fill=r.randrange(1, 12), max_new=20, ignore_eos=True, leave=None)
+        share = Care("fork") if r.random() < 0.5 else Branch((self.program(1, 0),))
+        return say, share, replace(self.say("again"), again=True), self.say("say")
 
     def step(self, depth: int) -> Step:
         r = self.rng

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from tests.sim import found
 from tests.sim.run import run_scenario, run_seed
-from tests.sim.scenario import scenario, small
+from tests.sim.scenario import scenario, small, stored
 from tests.sim.shrink import shrink
 
-FOUND = (
-    27,  # a full mailbox of the bank took the lane down with it
-    95,  # a cancel overtook its begin, and the lane ran a turn without a lease
-    164,  # the same, and the lane crashed for everybody
-    373,
-)
-"""Seeds that once broke a promise. They stay, whatever else the range below has."""
-
-SEEDS, BATCH = 2000, 100
+SEEDS, STORED, BATCH = 1500, 500, 100
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
@@ -26,14 +19,31 @@ def test_no_seed_breaks_a_promise(first: int) -> None:
         assert not report.broken, f"seed {seed}, trace {report.trace}: {report.broken}"
 
 
-@pytest.mark.parametrize("seed", FOUND)
-def test_a_seed_that_was_found_stays_fixed(seed: int) -> None:
-    assert run_seed(seed).broken == []
+@pytest.mark.parametrize("first", range(0, STORED, BATCH))
+def test_no_seed_with_a_disk_breaks_a_promise(first: int) -> None:
+    for seed in range(first, first + BATCH):
+        report = run_scenario(stored(seed))
+        assert not report.broken, f"seed {seed} with a disk, trace {report.trace}: {report.broken}"
+
+
+@pytest.mark.parametrize("name", ["OVER_THE_EDGE", "NARROW", "CRASH_WHILE_RESTORING"])
+def test_a_scenario_that_was_found_stays_right(name: str) -> None:
+    assert run_scenario(getattr(found, name)).broken == []
+
+
+def test_a_client_may_leave_at_any_moment_while_others_go_on() -> None:
+    for tick in range(80):
+        assert run_scenario(found.leaves_at(tick)).broken == []
+
+
+def test_a_client_may_leave_at_any_moment_of_a_restore() -> None:
+    for step in range(20):
+        assert run_scenario(found.leaves_while_restoring(0.02 * step)).broken == []
 
 
 def test_one_seed_is_one_trace() -> None:
-    for seed in (1, 3, 27, 95):
-        first, again = run_seed(seed), run_seed(seed)
+    for chosen in (scenario(1), scenario(3), stored(2), stored(5)):
+        first, again = run_scenario(chosen), run_scenario(chosen)
         assert first.events
         assert first.trace == again.trace
 

@@ -52,6 +52,9 @@ def watch_bank(world: World, bank: Bank) -> None:
     ledger.admit = watched_admit  # type: ignore[method-assign]
     bank.after_batch = watched_batch  # type: ignore[method-assign]
     world.engine.may_write = may_write
+    restoring: Any = getattr(bank._disk, "_restoring", None)
+    if restoring is not None:
+        restoring._door = Door(world, restoring._door)
 
 
 def watch_lane(world: World, lane: Lane) -> None:
@@ -187,3 +190,34 @@ def _forget(world: World, message: Any) -> None:
         at = acked.pop(message.tip, None)
         while at is not None:
             at = acked.pop(at.parent, None)
+
+
+class Door:
+    """The way of restored rows to segments: they may go to whoever is restored, and to nobody who came later."""
+
+    def __init__(self, world: World, door: Any) -> None:
+        self._world = world
+        self._door = door
+        self._turn: int | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._door, name)
+
+    def filling(self) -> Door:
+        return Door(self._world, self._door.filling())
+
+    async def write_block(self, segment: int, block: int, tensors: Any) -> None:
+        await self._door.write_block(segment, block, tensors)
+        self._check(segment)
+
+    async def write_anchor(self, segment: int, at: int, tensors: Any) -> None:
+        await self._door.write_anchor(segment, at, tensors)
+        self._check(segment)
+
+    def _check(self, segment: int) -> None:
+        """The lease is the one that the first block found."""
+        found = self._door._door._ledger.segments.get(segment)
+        lease = None if found is None else found.lease
+        if lease is None or lease != (self._turn if self._turn is not None else lease):
+            self._world.violate(f"rows from disk go to segment {segment}, which turn {lease} has now")
+        self._turn = self._turn if self._turn is not None else lease

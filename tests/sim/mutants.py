@@ -1,0 +1,273 @@
+"""Planted faults. A harness that cannot see one of these is no harness: each must break a promise under some seed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest import mock
+
+from onecopy.actors import running, session, stager
+from onecopy.actors.bank import Bank
+from onecopy.actors.disk_side import DiskSide
+from onecopy.actors.keeping import Keeping
+from onecopy.actors.messages.lane import Cancel
+from onecopy.actors.rows_store import RowsStore
+from onecopy.runtime.core import Mailbox
+from onecopy.runtime.decode import verify
+from onecopy.runtime.decode.drafts import Verdict
+from onecopy.runtime.rows import admission, reclaim
+from onecopy.runtime.rows.books import Books
+from onecopy.runtime.rows.ops import CopyRows, Link, ResizeLayer
+from onecopy.runtime.rows.prefixes import Match, Prefixes
+from onecopy.runtime.rows.segments import Segment, links
+
+from tests.sim import engine
+from tests.sim.disk import SimFile
+from tests.sim.found import leaves_while_restoring
+from tests.sim.run import Report, run_scenario
+from tests.sim.scenario import Crash, Scenario, scenario, stored
+
+Plant = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A fault. plant: puts it in while the context lasts. draw: the scenarios that may show it."""
+
+    name: str
+    what: str
+    plant: Plant
+    draw: Callable[[int], Scenario] = scenario
+
+
+def caught(mutant: Mutant, seeds: range = range(200)) -> Report | None:
+    """The first run that breaks a promise with the fault in place; None when no seed shows it."""
+    with mutant.plant():
+        return next((r for seed in seeds if (r := run_scenario(mutant.draw(seed))).broken), None)
+
+
+def patch(owner: Any, name: str, new: Any) -> Plant:
+    return lambda: mock.patch.object(owner, name, new)
+
+
+# --- the five of the design
+
+
+def _held_ignored() -> contextlib.AbstractContextManager[Any]:
+    return mock.patch.object(Segment, "held", property(lambda self: self.start))
+
+
+def _stale_pooled() -> contextlib.AbstractContextManager[Any]:
+    right = engine.SimPool.pool
+
+    def stale(self: Any, s: Any, a: int, b: int) -> None:
+        before = [layer.pooled.copy() for layer in s.layers]
+        right(self, s, a, b)
+        for layer, old in zip(s.layers, before, strict=True):
+            layer.pooled[: len(old)] = [o if o != engine.GARBAGE else n for o, n in zip(old, layer.pooled, strict=True)]
+
+    return mock.patch.object(engine.SimPool, "pool", stale)
+
+
+def _early_answer() -> contextlib.AbstractContextManager[Any]:
+    right = RowsStore.put
+
+    def put(self: RowsStore, ask: Any, reply: Any) -> None:
+        right(self, ask, reply)
+        reply.set(len(ask.records))
+
+    return mock.patch.object(RowsStore, "put", put)
+
+
+@contextlib.contextmanager
+def _view_alive() -> Iterator[None]:
+    right = engine.SimEngine._strip
+    views: list[Any] = []
+
+    def kept(self: Any, strip: Any, wants: Any) -> Any:
+        out = right(self, strip, wants)
+        views[:] = [self.pool.segments[strip.chain.leaf].rows(0)]
+        return out
+
+    with mock.patch.object(engine.SimEngine, "_strip", kept):
+        yield
+    views.clear()
+
+
+# --- matching, forks, rewinds
+
+
+def _off_by_one(by: int) -> Plant:
+    right = Prefixes.longest
+
+    def wrong(self: Prefixes, tokens: Any, limit: int, salt: bytes) -> Match:
+        found = right(self, tokens, limit, salt)
+        return replace(found, length=found.length + by, ends=()) if 1 < found.length < limit else found
+
+    return patch(Prefixes, "longest", wrong)
+
+
+def _salt_ignored() -> contextlib.AbstractContextManager[Any]:
+    longest, update = Prefixes.longest, Prefixes.update
+    stack = contextlib.ExitStack()
+    stack.enter_context(mock.patch.object(Prefixes, "longest", lambda s, t, n, salt: longest(s, t, n, b"")))
+    stack.enter_context(mock.patch.object(Prefixes, "update", lambda s, segment, salt: update(s, segment, b"")))
+    return stack
+
+
+def _orders(change: Callable[[Any], Any]) -> Plant:
+    right = Books.__dict__["copy"], Books.__dict__["resize"]
+
+    def changed(made: Any) -> Any:
+        def call(self: Books, *args: Any) -> Any:
+            out = made(self, *args)
+            self.orders[:] = map(change, self.orders)
+            return out
+
+        return call
+
+    def plant() -> contextlib.AbstractContextManager[Any]:
+        stack = contextlib.ExitStack()
+        stack.enter_context(mock.patch.object(Books, "copy", changed(right[0])))
+        stack.enter_context(mock.patch.object(Books, "resize", changed(right[1])))
+        return stack
+
+    return plant
+
+
+def _whole_links(segment: Segment, stop: int) -> Any:
+    right = links(segment, stop)
+    read = reversed(list(segment.ancestors())[: len(right)])
+    return tuple(Link(at.segment, at.start, max(at.stop, s.frontier)) for at, s in zip(right, read, strict=True))
+
+
+def _short_copy(op: Any) -> Any:
+    return replace(op, stop=op.stop - 1) if isinstance(op, CopyRows) and op.stop - op.start > 1 else op
+
+
+def _short_resize(op: Any) -> Any:
+    return replace(op, keep=op.keep - 1) if isinstance(op, ResizeLayer) else op
+
+
+# --- rounds
+
+
+def _all_drafts_kept(proposal: Any, picks: Any) -> Verdict:
+    right = verify(proposal, picks)
+    return Verdict(len(proposal), (*proposal, picks[-1])) if proposal else right
+
+
+def _row_too_many() -> contextlib.AbstractContextManager[Any]:
+    right = running.Running.decoded
+
+    def wrong(self: Any, picks: Any) -> Any:
+        rows, kept, end = right(self, picks)
+        return (*rows, kept[-1].token), kept, end
+
+    return mock.patch.object(running.Running, "decoded", wrong)
+
+
+def _neighbours_picks() -> contextlib.AbstractContextManager[Any]:
+    right = engine.SimEngine.run
+
+    def wrong(self: Any, strips: Any, wants: Any = ()) -> Any:
+        out = right(self, strips, wants)
+        same = len({len(p) for p in out.picks}) == 1
+        return engine.SimResult(out.picks[::-1]) if same else out
+
+    return mock.patch.object(engine.SimEngine, "run", wrong)
+
+
+# --- actors
+
+
+async def _keeps_lease(self: Any) -> None:
+    return None
+
+
+def _drops_when_full() -> contextlib.AbstractContextManager[Any]:
+    right = Mailbox.put
+
+    def put(self: Mailbox, envelope: Any) -> None:
+        with contextlib.suppress(session.Overloaded):
+            right(self, envelope)
+
+    return mock.patch.object(Mailbox, "put", put)
+
+
+def _replies_forgotten() -> contextlib.AbstractContextManager[Any]:
+    right = Mailbox.close
+
+    def close(self: Mailbox, error: Any) -> int:
+        self._owed.clear()
+        return right(self, error)
+
+    return mock.patch.object(Mailbox, "close", close)
+
+
+def _skips_a_block() -> contextlib.AbstractContextManager[Any]:
+    right = stager.Stager._read_in_order
+
+    async def wrong(self: Any, ask: Any, send: Any) -> None:
+        await right(self, replace(ask, keys=ask.keys[1:]), send)
+
+    return mock.patch.object(stager.Stager, "_read_in_order", wrong)
+
+
+def _crashing(seed: int) -> Scenario:
+    return replace(scenario(seed), slow=1.0, crashes=(Crash("lane", 3 + seed % 20, after=False),))
+
+
+def _full(seed: int) -> Scenario:
+    return replace(scenario(seed), mailbox=2)
+
+
+def _stale_keys() -> contextlib.AbstractContextManager[Any]:
+    right = Keeping._wish
+
+    def wish(self: Keeping, conversation: Any, leaf: Segment, *, whole: bool) -> Any:
+        return replace(right(self, conversation, leaf, whole=whole), known=self.on_disk(conversation.id).keys)
+
+    return mock.patch.object(Keeping, "_wish", wish)
+
+
+MUTANTS = (
+    Mutant("no fsync", "files are never synced", patch(SimFile, "sync", lambda self: None), stored),
+    Mutant("hold ignored", "a segment forgets that others read its rows", _held_ignored),
+    Mutant("stale pooled length", "pooled entries outlive the rows they were made from", _stale_pooled),
+    Mutant("ack before durable", "answers do not wait for the commit", _early_answer, stored),
+    Mutant("view kept alive", "a view of a live buffer survives its round", _view_alive),
+    Mutant("match one too long", "a row is taken that was never computed for these tokens", _off_by_one(1)),
+    Mutant("match too short", "rows that are there are computed again", _off_by_one(-70)),
+    Mutant("salt ignored", "one key's rows serve another key", _salt_ignored),
+    Mutant("short fork", "a copy leaves its last row behind", _orders(_short_copy)),
+    Mutant("short trim", "giving slack back loses the last row", _orders(_short_resize)),
+    Mutant("wrong tail", "a fork reads its ancestor past where it left", patch(admission, "links", _whole_links)),
+    Mutant("budget not counted", "every allocation is afforded", patch(admission, "make_room", lambda *a, **k: True)),
+    Mutant("reclaims too little", "reclaiming stops half way", patch(reclaim, "_give", lambda books, plan: None)),
+    Mutant("rejected draft kept", "a draft stays whatever was picked", patch(running, "verify", _all_drafts_kept)),
+    Mutant("row too many", "the last token counts as a row before it is one", _row_too_many),
+    Mutant("neighbour's picks", "two conversations of a round get each other's tokens", _neighbours_picks),
+    Mutant(
+        "lease not returned",
+        "a client that leaves takes its lease along",
+        patch(session.Session, "stopping", _keeps_lease),
+    ),
+    Mutant("cancel overtakes begin", "the lane hears of the end first", patch(Cancel, "control", True)),
+    Mutant("lost lane ignored", "leases of a crashed lane stay", patch(Bank, "_end", lambda self, turn, keep: None)),
+    Mutant("queue not served", "memory that comes back wakes nobody", patch(Bank, "_serve_queue", lambda self: None)),
+    Mutant("full mailbox drops", "a message to a full mailbox vanishes", _drops_when_full, _full),
+    Mutant("replies forgotten", "an actor that ends answers nobody", _replies_forgotten, _crashing),
+    Mutant("restore skips a block", "the second block comes back in the place of the first", _skips_a_block, stored),
+    Mutant("stale keys", "rows written after a rewind go under the keys of the old ones", _stale_keys, stored),
+    Mutant(
+        "restore outlives lease",
+        "rows from disk go on into a segment that somebody else has",
+        patch(DiskSide, "restoring", lambda self, turn: False),
+        lambda seed: leaves_while_restoring(0.02 * (1 + seed)),
+    ),
+)
+
+__all__ = ["MUTANTS", "Mutant", "caught"]

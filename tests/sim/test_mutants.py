@@ -1,0 +1,15 @@
+"""The harness sees what it is there to see: every planted fault breaks a promise under some seed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.mutants import MUTANTS, Mutant, caught
+
+
+@pytest.mark.filterwarnings("ignore")  # a run that is ended by force leaves its coroutines behind
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
+def test_a_planted_fault_is_caught(mutant: Mutant) -> None:
+    report = caught(mutant)
+    assert report is not None, f"no seed shows: {mutant.what}"
+    assert report.broken
