@@ -111,7 +111,8 @@ def tokens_of(model: str, n: int, seed: int) -> list[int]:
 async def park_all(opened: System) -> None:
     """Everything to disk and out of memory."""
     for found in await opened.sessions():
-        await opened.park(found.id)
+        if found.state == "idle":
+            await opened.park(found.id)
 
 
 def row_bytes(opened: System) -> int:
