@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from onecopy.runtime.rows.layout import BLOCK
 from onecopy.runtime.rows.ledger import Conversation
 
 from .messages.bank import Kept
@@ -28,6 +29,11 @@ class OnDisk:
     def tip(self) -> bytes:
         """Key of the last record; empty when there is none."""
         return self.anchor or (self.keys[-1] if self.keys else b"")
+
+    def upto(self, saved: int) -> OnDisk:
+        """What of it still holds when only the first `saved` rows are as they were written."""
+        whole = min(self.rows, saved) // BLOCK
+        return self if self.rows <= saved else OnDisk(self.keys[:whole], None, whole * BLOCK)
 
 
 class Away:

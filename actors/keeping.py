@@ -64,8 +64,9 @@ class Keeping:
         """A save is under way: the rows it holds may soon be free to go."""
         return bool(self._saving)
 
-    def on_disk(self, conversation: str) -> OnDisk:
-        return self._disk.get(conversation, NOTHING)
+    def on_disk(self, conversation: Conversation, leaf: Segment | None = None) -> OnDisk:
+        """What the disk has of its rows as they are now; leaf: where they end, its tip by default."""
+        return self._disk.get(conversation.id, NOTHING).upto((leaf or conversation.tip).saved)
 
     def written(self, conversation: str) -> int:
         """Bytes written for a conversation since this was last asked."""
@@ -88,8 +89,7 @@ class Keeping:
     def _wish(self, conversation: Conversation, leaf: Segment, *, whole: bool) -> Save:
         """whole: blocks only; otherwise the rows behind the last one too, as the state at the end."""
         rows = leaf.frontier // BLOCK * BLOCK if whole else leaf.frontier
-        # Keys past a rewind are of tokens that are no more.
-        tokens, known = tuple(chain_tokens(leaf, rows)), self.on_disk(conversation.id).keys[: leaf.saved // BLOCK]
+        tokens, known = tuple(chain_tokens(leaf, rows)), self.on_disk(conversation, leaf).keys
         return Save(conversation.id, tokens, leaf.id, self._door, conversation.salt, not whole, known)
 
     async def _save(self, segment: int, wish: Save) -> None:
@@ -130,7 +130,7 @@ class Keeping:
 
     def _replace(self, name: str, now: OnDisk) -> None:
         """A state behind the last block that a later state has overtaken serves nobody."""
-        before = self.on_disk(name)
+        before = self._disk.get(name, NOTHING)
         if before.anchor and before.anchor != now.anchor and now.rows > before.rows:
             self._store.tell(Supersede((before.anchor,)))
         elif before.anchor and now.anchor is None and now.keys == before.keys:
@@ -171,16 +171,16 @@ class Keeping:
         if found is not None and found.tip.lease is None:
             self.save(found, found.tip)
 
-    def take(self, name: str) -> OnDisk:
+    def take(self, conversation: Conversation) -> OnDisk:
         """Forgets a conversation that leaves memory; what the disk has of it."""
-        disk = self.on_disk(name)
-        self._forget(name)
+        disk = self.on_disk(conversation)
+        self._forget(conversation.id)
         return disk
 
     def take_gone(self) -> list[tuple[Conversation, OnDisk]]:
         """As `take`, for all that the books have given up."""
         gone = [c for name, c in self._of.items() if name not in self._ledger.conversations]
-        return [(c, self.take(c.id)) for c in gone]
+        return [(c, self.take(c)) for c in gone]
 
     def _forget(self, name: str) -> None:
         for notes in (self._disk, self._of, self._failed, self._written):

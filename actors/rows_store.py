@@ -10,8 +10,9 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+import outcome
 import trio
 from onecopy.runtime.core import Actor, Reply, handles
 from onecopy.runtime.errors import NotPersisting, OnecopyError, StoreUnusable
@@ -27,12 +28,17 @@ from onecopy.runtime.store import (
     anchor_key,
     block_key,
 )
+from onecopy.runtime.store.portable import Memory, export_image, import_image, tip_of
 
 from .messages.store import (
     Condemn,
     DropConversation,
+    Export,
+    Import,
     ListConversations,
+    ListOwned,
     Lookup,
+    Owned,
     Plan,
     Planned,
     Put,
@@ -43,6 +49,7 @@ from .messages.store import (
 )
 
 LOG = logging.getLogger("onecopy.store")
+T = TypeVar("T")
 
 HOUSEKEEPING = 5.0
 """Seconds between looks for dead bytes, expired pins and unwritten touches."""
@@ -159,8 +166,25 @@ class RowsStore(Actor):
 
     @handles(ListConversations)
     def list_conversations(self, _: ListConversations, reply: Reply[tuple[Conversation, ...]]) -> None:
-        found = list[Conversation]()
-        self._ask_writer(lambda engine: found.extend(engine.conversations()), reply, lambda: tuple(found))
+        self._ask_writer(lambda engine: tuple(engine.conversations()), reply)
+
+    @handles(ListOwned)
+    def list_owned(self, ask: ListOwned, reply: Reply[tuple[Owned, ...]]) -> None:
+        self._ask_writer(lambda engine: tuple(Owned(*found) for found in engine.owned(ask.salts)), reply)
+
+    @handles(Export)
+    def export(self, ask: Export, reply: Reply[bytes]) -> None:
+        self._ask_writer(lambda engine: export_image(engine, ask.tip), reply)
+
+    @handles(Import)
+    def import_(self, ask: Import, reply: Reply[bytes]) -> None:
+        self._writable()
+
+        def take(engine: RowsOnDisk) -> bytes:
+            about, _ = import_image(engine, Memory(ask.data), ask.salt)
+            return tip_of(about, ask.salt)
+
+        self._ask_writer(take, reply)
 
     @handles(StoreStatistics)
     def store_statistics(self, _: StoreStatistics, reply: Reply[dict[str, Any]]) -> None:
@@ -206,8 +230,7 @@ class RowsStore(Actor):
     @handles(DropConversation)
     def drop_conversation(self, ask: DropConversation, reply: Reply[int]) -> None:
         self._writable()
-        dropped = list[int]()
-        self._ask_writer(lambda engine: dropped.append(engine.drop_conversation(ask.tip)), reply, lambda: dropped[0])
+        self._ask_writer(lambda engine: engine.drop_conversation(ask.tip), reply)
 
     # -- the writer
 
@@ -236,8 +259,23 @@ class RowsStore(Actor):
             return error
         return None
 
-    def _ask_writer(self, change: Callable[[RowsOnDisk], object], reply: Reply[Any], answer: Callable[[], Any]) -> None:
-        self._enqueue(Job(change, lambda error: self._answer_write(reply, error, answer)))
+    def _ask_writer(self, work: Callable[[RowsOnDisk], T], reply: Reply[T]) -> None:
+        """Answers with what `work` returns or, being of the one tree, raises."""
+        done = list[outcome.Outcome[T]]()
+
+        def change(engine: RowsOnDisk) -> None:
+            try:
+                done.append(outcome.Value(work(engine)))
+            except OnecopyError as error:
+                done.append(outcome.Error(error))
+
+        def settle(error: OSError | None) -> None:
+            if error is None and isinstance(done[0], outcome.Error):
+                reply.fail(done[0].error)
+            else:
+                self._answer_write(reply, error, lambda: done[0].unwrap())
+
+        self._enqueue(Job(change, settle))
 
     def _answer_write(self, reply: Reply[Any], error: OSError | None, answer: Callable[[], Any]) -> None:
         if error is not None:

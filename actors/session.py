@@ -81,11 +81,17 @@ class Session(Actor):
         self._over = False
         self._gave_back = False
         self._broken = False
+        self._heard = False
 
     @property
     def conversation(self) -> str | None:
         """The conversation this turn runs in, once it was admitted."""
         return self._grant.conversation if self._grant is not None else None
+
+    @property
+    def doubtful(self) -> bool:
+        """It has rows from disk that no round has run on yet."""
+        return self._grant is not None and self._grant.restored > 0 and not self._heard
 
     async def run(self) -> None:
         try:
@@ -156,6 +162,7 @@ class Session(Actor):
 
     @handles(Filled)
     async def filled(self, message: Filled) -> None:
+        self._heard = True
         await self._put([Prefilling(message.done, message.total)])
 
     @handles(Broken)
@@ -167,6 +174,7 @@ class Session(Actor):
     async def produced(self, message: Produced) -> None:
         if self._over:
             return
+        self._heard = True
         pieces: list[Piece] = []
         stopped = False
         for pick in message.picks:

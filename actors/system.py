@@ -31,10 +31,11 @@ from onecopy.runtime.text.grammar import Grammars, Matcher
 from onecopy.runtime.text.reader import Reader
 from onecopy.runtime.turn import Grammar, Piece, TurnSpec
 
+from .attempts import Attempts
 from .bank import Bank
 from .disk_side import DiskSide, NoDisk
 from .lane import Lane
-from .messages.bank import BankStatistics, Find, Forget, Fork, Kept, ListKept, Pin, Preserve
+from .messages.bank import BankStatistics
 from .messages.lane import LaneStatistics
 from .messages.stager import StagerStatistics
 from .messages.store import StoreStatistics
@@ -43,6 +44,7 @@ from .rows_door import RowsDoor
 from .rows_store import rows_store_factory
 from .service import Health, ModelCard, Options, SessionInfo
 from .session import Session, Work
+from .sessions import Sessions
 from .stager import Stager
 
 LOG = logging.getLogger("onecopy.system")
@@ -96,6 +98,8 @@ class System:
         self._disk = disk
         self._drain = options.drain
         self._supervisor = Supervisor(children, on_event=_log_event)
+        store = self._supervisor.ref("rows store") if self._keeps else None
+        self._sessions = Sessions(self._supervisor.ref("bank"), store, clock, self.new_id)
         self.card = self._make_card(options)
 
     @classmethod
@@ -221,32 +225,31 @@ class System:
     async def turn(self, spec: TurnSpec) -> AsyncIterator[AsyncIterator[Piece]]:
         """Runs one turn in a session of its own. Leaving the block cancels it within one round."""
         self._check(spec)
-        outbox = Outbox()
-        number = next(self._numbers)
-        work = Work(
-            number,
-            self.new_id("s_"),
-            spec,
-            self._reader(spec),
-            self._matcher(spec),
-            self._spell,
-            self.card.exactness,
-        )
-        bank, lane = self._supervisor.ref("bank"), self._supervisor.ref("lane")
-        name = f"session {number}"
-        session = Session(work, bank, lane, self._clock, outbox)
-        await self._supervisor.spawn(Child(name, lambda: session, restart="temporary"))
-        self._live.add(session)
-        pieces = outbox.pieces()
+        self._sessions.met(spec.salt)
+        attempts = Attempts(lambda outbox: self._spawn(spec, outbox), self._stop)
+        await attempts.begin()
+        pieces = attempts.pieces()
         try:
             yield pieces
         finally:
-            self._live.discard(session)
             with trio.CancelScope(shield=True):
-                session.kill()
-                await self._supervisor.stop(name)
-                outbox.close()
+                await attempts.end()
                 await pieces.aclose()
+
+    async def _spawn(self, spec: TurnSpec, outbox: Outbox) -> Session:
+        number = next(self._numbers)
+        reader, matcher = self._reader(spec), self._matcher(spec)
+        work = Work(number, self.new_id("s_"), spec, reader, matcher, self._spell, self.card.exactness)
+        bank, lane = self._supervisor.ref("bank"), self._supervisor.ref("lane")
+        session = Session(work, bank, lane, self._clock, outbox)
+        await self._supervisor.spawn(Child(session.name, lambda: session, restart="temporary"))
+        self._live.add(session)
+        return session
+
+    async def _stop(self, session: Session) -> None:
+        self._live.discard(session)
+        session.kill()
+        await self._supervisor.stop(session.name)
 
     def _check(self, spec: TurnSpec) -> None:
         if not spec.tokens:
@@ -298,47 +301,34 @@ class System:
     # --- sessions
 
     async def sessions(self) -> Sequence[SessionInfo]:
-        return [self._info(k) for k in await self._supervisor.ref("bank").ask(ListKept())]
+        return await self._sessions.all()
 
     async def session(self, id: str) -> SessionInfo:
-        return self._info(await self._supervisor.ref("bank").ask(Find(id)))
+        return await self._sessions.one(id)
 
     async def pin(self, id: str, on: bool = True) -> SessionInfo:
-        return self._info(await self._supervisor.ref("bank").ask(Pin(id, on)))
+        return await self._sessions.pin(id, on)
 
     async def park(self, id: str) -> SessionInfo:
-        return self._info(await self._supervisor.ref("bank").ask(Preserve(id, forget=True)))
+        return await self._sessions.park(id)
 
     async def fork(self, id: str, at: int | None = None) -> SessionInfo:
-        return self._info(await self._supervisor.ref("bank").ask(Fork(id, at, self.new_id("s_"))))
+        return await self._sessions.fork(id, at)
 
     async def export(self, id: str) -> bytes:
-        raise Unsupported("This server keeps no rows on disk, so a session cannot be exported.")
+        return await self._sessions.export(id)
 
     async def import_(self, data: bytes, salt: bytes = b"") -> SessionInfo:
-        raise Unsupported("This server keeps no rows on disk, so a session cannot be imported.")
+        return await self._sessions.import_(data, salt)
 
     async def drop(self, id: str) -> None:
-        await self._supervisor.ref("bank").ask(Forget(id))
+        await self._sessions.drop(id)
 
     async def cancel(self, id: str) -> bool:
         running = [s for s in self._live if s.conversation == id]
         for session in running:
             session.kill()
         return bool(running)
-
-    def _info(self, kept: Kept) -> SessionInfo:
-        return SessionInfo(
-            kept.id,
-            "parked" if kept.parked else "running" if kept.running else "idle",
-            kept.tokens,
-            kept.owned,
-            self._clock.wall() - (self._clock.now() - kept.used),
-            pinned=kept.pinned,
-            hint=kept.hint,
-            salt=kept.salt,
-            details={"segments": kept.depth},
-        )
 
     # --- numbers
 

@@ -105,19 +105,15 @@ class ListConversations(Ask[tuple[Conversation, ...]]):
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """A conversation on disk and whose it is. block: key of its last whole block."""
+    """A conversation on disk and the salt of whoever it belongs to."""
 
     conversation: Conversation
-    block: bytes
     salt: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ListOwned(Ask[tuple[Owned, ...]]):
-    """This model's whole conversations on disk that belong to one of these salts, last used first.
-
-    A salt is no part of a record; it is known by its key when the token ids are hashed again.
-    """
+    """This model's whole conversations on disk that belong to one of these salts, last used first."""
 
     salts: tuple[bytes, ...]
 
@@ -130,8 +126,11 @@ class Export(Ask[bytes]):
 
 
 @dataclass(frozen=True, slots=True)
-class Import(Ask[Owned]):
-    """Takes an exported image in, for the owner of `salt`. BadRequest when it is none or another model's."""
+class Import(Ask[bytes]):
+    """Takes an exported image in, for the owner of `salt`; answered with its tip.
+
+    BadRequest when it is no such image or another model's.
+    """
 
     data: bytes
     salt: bytes

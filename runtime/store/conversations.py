@@ -14,11 +14,13 @@ from .record import Kind
 class Conversation:
     """One tip and what it stands on.
 
-    tip: key of the last record. tokens: its position. size: bytes of all its records, size_own: of those that no other
-    conversation shares. used: Unix seconds. whole: every block from position 0 is there.
+    tip: key of the last record. block: of the last whole block. tokens: the position where it ends. size: bytes of all
+    its records, size_own: of those that no other conversation shares. used: Unix seconds. whole: every block from
+    position 0 is there.
     """
 
     tip: bytes
+    block: bytes
     tokens: int
     records: int
     size: int
@@ -78,6 +80,7 @@ def _describe(tip: Entry, index: Index) -> Conversation:
         own += entry.length
     return Conversation(
         tip=tip.key,
+        block=tip.key if tip.kind is Kind.BLOCK else tip.parent,
         tokens=tip.at,
         records=len(chain),
         size=sum(e.length for e in chain),

@@ -10,15 +10,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from ..errors import BadRequest, NotFound
 from ..rows.layout import BLOCK
-from ..seams import Disk, File, append_all
+from ..seams import Disk, append_all
 from .content import TOKENS, Record, Stored
 from .index import Entry
-from .keys import KEY_BYTES, ROOT, anchor_key, block_key
+from .keys import KEY_BYTES, ROOT, anchor_key, block_key, block_keys
 from .record import Kind
 from .rows_on_disk import RowsOnDisk
 from .safetensors import (
@@ -63,21 +64,18 @@ def export_conversation(
 
     progress(bytes done, bytes in all). Raises NotFound when a record is missing or damaged, and OSError.
     """
-    chain = store.chain(tip)
-    if not chain or chain[0].start:
-        raise NotFound("This conversation is not on disk from its beginning, so it cannot be exported.")
-    total, done = 2 * sum(entry.length for entry in chain), 0
-    infos, tokens, about = dict[str, Info](), list[int](), None
-    for entry in chain:
-        stored = _read(store, entry)
-        about = about or (stored.fingerprint, stored.metadata.get("model", ""))
-        tokens += stored.tokens
-        infos |= {f"{_prefix(entry)}.{name}": info_of(array) for name, array in stored.tensors.items()}
-        progress(done := done + entry.length, total)
-    assert about is not None
-    exported = Exported(*about, tuple(tokens), chain[-1].kind is Kind.ANCHOR)
-    _write(disk, path, _pieces(store, chain, exported, infos, lambda n: progress(done + n, total)))
+    chain = _whole_chain(store, tip)
+    half = sum(entry.length for entry in chain)
+    exported, infos = _survey(store, chain, lambda n: progress(n, 2 * half))
+    _write(disk, path, _pieces(store, chain, exported, infos, lambda n: progress(half + n, 2 * half)))
     return exported
+
+
+def export_image(store: RowsOnDisk, tip: bytes) -> bytes:
+    """The same as bytes in memory. Raises NotFound."""
+    chain = _whole_chain(store, tip)
+    exported, infos = _survey(store, chain, lambda n: None)
+    return b"".join(_pieces(store, chain, exported, infos, lambda n: None))
 
 
 def read_exported(disk: Disk, path: str) -> Exported:
@@ -99,16 +97,70 @@ def import_conversation(
     """
     file = disk.open_read(path)
     try:
-        reader = _Reader(file)
-        if reader.about.fingerprint != store.fingerprint:
-            raise BadRequest("The file's rows were computed by another model than the store was opened for.")
-        new, total = 0, reader.about.blocks + reader.about.anchor
-        for done, record in enumerate(reader.records(salt), 1):
-            new += len(store.put([record]))
-            progress(done, total)
-        return reader.about, new
+        return import_image(store, file, salt, progress)
     finally:
         file.close()
+
+
+def import_image(
+    store: RowsOnDisk, image: Image, salt: bytes, progress: Progress = lambda done, total: None
+) -> tuple[Exported, int]:
+    """As `import_conversation`, from what is open already."""
+    reader = _Reader(image)
+    if reader.about.fingerprint != store.fingerprint:
+        raise BadRequest("The file's rows were computed by another model than the store was opened for.")
+    new, total = 0, reader.about.blocks + reader.about.anchor
+    for done, record in enumerate(reader.records(salt), 1):
+        new += len(store.put([record]))
+        progress(done, total)
+    return reader.about, new
+
+
+def tip_of(about: Exported, salt: bytes) -> bytes:
+    """Key of an imported conversation's last record."""
+    *_, above = [ROOT, *block_keys(about.tokens, about.fingerprint, salt)]
+    tail = about.tokens[about.blocks * BLOCK :]
+    return anchor_key(above, tail, about.fingerprint, salt) if about.anchor else above
+
+
+class Image(Protocol):
+    """What an import reads from: a `File`, or `Memory`."""
+
+    def pread(self, offset: int, n: int) -> bytes: ...
+    def size(self) -> int: ...
+
+
+class Memory:
+    """An `Image` in memory."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = memoryview(data)
+
+    def pread(self, offset: int, n: int) -> bytes:
+        return bytes(self._data[offset : offset + n])
+
+    def size(self) -> int:
+        return len(self._data)
+
+
+def _whole_chain(store: RowsOnDisk, tip: bytes) -> list[Entry]:
+    chain = store.chain(tip)
+    if not chain or chain[0].start:
+        raise NotFound("This conversation is not on disk from its beginning, so it cannot be exported.")
+    return chain
+
+
+def _survey(store: RowsOnDisk, chain: Sequence[Entry], read: Callable[[int], None]) -> tuple[Exported, dict[str, Info]]:
+    """Reads a chain once, for the header that comes before its data. read(bytes read)."""
+    infos, tokens, about, done = dict[str, Info](), list[int](), None, 0
+    for entry in chain:
+        stored = _read(store, entry)
+        about = about or (stored.fingerprint, stored.metadata.get("model", ""))
+        tokens += stored.tokens
+        infos |= {f"{_prefix(entry)}.{name}": info_of(array) for name, array in stored.tensors.items()}
+        read(done := done + entry.length)
+    assert about is not None
+    return Exported(*about, tuple(tokens), chain[-1].kind is Kind.ANCHOR), infos
 
 
 def _prefix(entry: Entry) -> str:
@@ -161,7 +213,7 @@ def _write(disk: Disk, path: str, pieces: Iterator[bytes | memoryview]) -> None:
 class _Reader:
     """A conversation file, checked before it is used."""
 
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: Image) -> None:
         self._file = file
         try:
             total = file.size()

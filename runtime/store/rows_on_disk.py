@@ -11,7 +11,7 @@ import errno
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from ..errors import StoreUnusable
@@ -21,6 +21,7 @@ from .content import Found, Record, Stored, Verified, decode_content, encode_con
 from .conversations import Conversation, conversations, tail_of
 from .index import Entry
 from .keys import ROOT, anchor_key, block_keys
+from .owners import owner_of
 from .packs import Packs
 from .record import BadRecord, OtherVersion
 from .recovery import Recovered, recover
@@ -66,6 +67,7 @@ class RowsOnDisk:
         self._pins: Counter[bytes] = Counter()
         self._strikes: Counter[bytes] = Counter()
         self._versions: Counter[str] = Counter()
+        self._owners: dict[bytes, bytes] = {}
         self._written = self._writes = self._read = self._reads = self._failures = self._misses = 0
 
     @classmethod
@@ -285,6 +287,12 @@ class RowsOnDisk:
         """What is kept, by conversation, last used first."""
         return conversations(self._shelf.index)
 
+    def owned(self, salts: Collection[bytes]) -> list[tuple[Conversation, bytes]]:
+        """This model's conversations that are there from their beginning and belong to one of these salts, with it."""
+        found = [(c, self._owner(c.tip, salts)) for c in self.conversations() if self._ours(c)]
+        self._owners = {c.tip: salt for c, salt in found if salt is not None}
+        return [(c, salt) for c, salt in found if salt is not None]
+
     def chain(self, tip: bytes) -> list[Entry]:
         """The records of a conversation from its first block to `tip`."""
         return self._shelf.index.chain(tip)
@@ -322,6 +330,17 @@ class RowsOnDisk:
             self._shelf.resume(found)
         else:
             self.owner = self._disk.lock_owner(os.path.join(self.path, LOCK))
+
+    def _ours(self, conversation: Conversation) -> bool:
+        return conversation.whole and conversation.fingerprint == self.fingerprint
+
+    def _owner(self, tip: bytes, salts: Collection[bytes]) -> bytes | None:
+        if self._owners.get(tip) in salts:
+            return self._owners[tip]
+        try:
+            return owner_of(self._shelf.packs, self._shelf.index.entries[tip], self.fingerprint, salts)
+        except OSError:
+            return None
 
     def _anchors(self, parent: bytes, i: int, tokens: Sequence[int], salt: bytes) -> Iterable[tuple[int, bytes]]:
         start = 256 * i
