@@ -15,7 +15,7 @@ def plain(*clients: Client, **rest: object) -> Scenario:
 
 
 def leaves_at(tick: int) -> Scenario:
-    """Two talk on a slow device, one goes away: its cancel once overtook its begin, and the lane ran on without a lease."""
+    """Two talk on a slow device, one goes away: its cancel once overtook its begin, and a lane ran without a lease."""
     gone = Client((say(9, leave=("ticks", tick)), say(9, leave=("ticks", tick + 1))))
     return plain(Client((say(600, 20),)), gone, Client((say(30, 20),)), slow=1.0)
 
