@@ -20,9 +20,6 @@ from .rows.states import Specs, StateCache, state_cache
 Array = Any
 LayerCache = RowCache | StateCache
 
-KICK = 8
-"""Layers between two hand-overs of a round's graph to the device: with cores to spare, building it runs beside it."""
-
 
 class Forward:
     """Calls the model. Where rows are all there is, every row is a batch entry of its own, whatever strip it is from.
@@ -36,9 +33,10 @@ class Forward:
         self._model = model
         self._shape = shape
         self._caches: list[LayerCache] = [
-            state_cache(i, states[i]) if layer.kind == "recurrent" else RowCache(i, layer.window, i % KICK == 0)
+            state_cache(i, states[i]) if layer.kind == "recurrent" else RowCache(i, layer.window)
             for i, layer in enumerate(layout.layers)
         ]
+        self._lanes = _lanes()
         self._rows = [c for c in self._caches if isinstance(c, RowCache)]
         self._states = [c for c in self._caches if isinstance(c, StateCache)]
         self._given = [_grown(part, self._caches) for part in tree]
@@ -59,7 +57,7 @@ class Forward:
         return _in_order(parts, strips, groups)
 
     def _call(self, strips: Sequence[Strip], pool: Pool, tile: RowTile, length: int) -> Array:
-        now = RoundRows(strips, pool, tile)
+        now = RoundRows(strips, pool, tile, self._lanes)
         wanted = mx.array(np.array(_wanted_rows(strips), dtype=np.int32))
         tokens = mx.array(np.array([t for s in strips for t in s.tokens], dtype=np.int32)).reshape(-1, length)
         self._enter(now, length)
@@ -86,6 +84,12 @@ class Forward:
         for cache in self._states:
             for s, state in zip(now.strips, cache.unload(), strict=True):
                 now.pool.segments[s.chain.leaf].layers[cache.layer].state = state
+
+
+def _lanes() -> tuple[Any, ...]:
+    """Streams for the attention of prompts. A CPU stream is one thread, and small products use no other: two share."""
+    here = mx.default_stream(mx.default_device())
+    return (here, mx.new_stream(mx.cpu)) if mx.default_device().type == mx.DeviceType.cpu else (here,)
 
 
 def _grown(part: Tree, caches: Sequence[LayerCache]) -> Any:

@@ -1,13 +1,14 @@
 """Ways to lay out a matrix product so that each row's bits are independent of the rows beside it.
 
-A BLAS picks its kernels from the whole shape, so the bits of one row change with the number of rows. An arrangement
-allows only heights at which the machine's kernels give a row the same bits: at least so many rows, whole multiples, at
-most so many in one product.
+A BLAS picks its kernels from the whole shape, so the bits of one row change with the number of rows. A way allows only
+products in which the machine's kernels give a row the same bits, at whatever place it stands.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import mlx.core as mx
@@ -31,10 +32,71 @@ class Arrangement:
         tiles = (rows - 1) // self.most * self.most if self.most else 0
         return tiles + max(self.least, -(-(rows - tiles) // self.multiple) * self.multiple)
 
+    def product(self, x: Array, w: Array) -> Array:
+        """`x [n, k] @ w[m, k].T` as `[n, m]`. Lazy."""
+        n = x.shape[0]
+        y = _tiled(pad_rows(x, self.padded(n)), w, self.most)
+        return y if y.shape[0] == n else y[:n]
+
+    def batched(self, x: Array, b: Array) -> Array:
+        """`x [h, t, n, k] @ b[h, t, k, m]`, where `n` is a height that `padded` gave. An axis of `x` may be 1. Lazy."""
+        n = x.shape[2]
+        if not self.most or n <= self.most:
+            return mx.matmul(x, b)
+        full = n // self.most * self.most
+        tiles = mx.matmul(mx.unflatten(x[:, :, :full], 2, (-1, self.most)), b[:, :, None]).flatten(2, 3)
+        return tiles if full == n else mx.concatenate([tiles, mx.matmul(x[:, :, full:], b)], axis=2)
+
     def __str__(self) -> str:
         most = f", at most {self.most}" if self.most else ""
         return f"rows at least {self.least}, times {self.multiple}{most}"
 
+
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """Up to `flat` rows go through as they come, others as `(w @ x.T).T`: up to `most` at a time while they are few.
+
+    Many rows, up to `tall`, are one product, between `edge` spare rows on either side: of such a product, on kernels
+    that suit this way, only the rows at the edges have other bits.
+    """
+
+    flat: int = 6
+    most: int = 8
+    edge: int = 8
+    tall: int = 256
+
+    def product(self, x: Array, w: Array) -> Array:
+        """`x [n, k] @ w[m, k].T` as `[n, m]`. Lazy."""
+        if x.shape[0] <= self.flat:
+            return mx.matmul(x, w.T)
+        return self.by_columns(x, lambda columns: mx.matmul(w, columns))
+
+    def by_columns(self, x: Array, compute: Callable[[Array], Array]) -> Array:
+        """`compute` of the rows of `x [n, k]` as columns `[k, rows]`, answering with `[m, rows]`; joined to `[n, m]`.
+
+        Several products with nothing between them but work on single elements need no turning back on the way.
+        """
+        done = [compute(part.T)[:, before : before + rows].T for part, before, rows in self._parts(x)]
+        return done[0] if len(done) == 1 else mx.concatenate(done)
+
+    def _parts(self, x: Array) -> Iterator[tuple[Array, int, int]]:
+        """(rows with spare ones, spare rows before, rows) of each product."""
+        n, k = x.shape
+        if n <= 2 * self.most:
+            for at in range(0, n, self.most):
+                yield x[at : at + self.most], 0, min(self.most, n - at)
+            return
+        for at in range(0, n, self.tall):
+            part = x[at : at + self.tall]
+            rows = part.shape[0]
+            before, after = (constant((spare, k), 0.0, x.dtype) for spare in (self.edge, self.edge + -rows % 16))
+            yield mx.concatenate([before, part, after]), self.edge, rows
+
+    def __str__(self) -> str:
+        return f"rows to {self.flat}, turned to {self.most}, more between {self.edge}"
+
+
+Way = Arrangement | Turned
 
 PLAIN = Arrangement()
 """The product as it comes: exact only where the machine's kernels make it so."""
@@ -58,46 +120,29 @@ CANDIDATES = (
 """Arrangements in order of cost, each exact on some kernel family. The first exact one is taken: a choice by measured
 time could differ from one start to the next, and rows kept on disk with it."""
 
-_zeros: dict[tuple[tuple[int, ...], Any], Array] = {}
+BODY: tuple[Way, ...] = (*CANDIDATES[:7], Turned(), *CANDIDATES[7:])
+"""For layers that prompts go through. A head sees few rows: what pays for hundreds does not for it."""
 
 
-def zero_rows(shape: tuple[int, ...], dtype: Any) -> Array:
-    """Evaluated zeros, made once for each shape."""
-    key = (shape, dtype)
-    if key not in _zeros:
-        _zeros[key] = mx.zeros(shape, dtype)
-        mx.eval(_zeros[key])
-    return _zeros[key]
+@cache
+def constant(shape: tuple[int, ...], value: float = 0.0, dtype: Any = mx.float32) -> Array:
+    """An evaluated array full of `value`, made once: never written to."""
+    made = mx.full(shape, value, dtype)
+    mx.eval(made)
+    return made
 
 
 def pad_rows(x: Array, rows: int) -> Array:
     """`x [..., n, k]` with zero rows appended up to `rows`."""
     *lead, n, k = x.shape
-    return x if n >= rows else mx.concatenate([x, zero_rows((*lead, rows - n, k), x.dtype)], axis=-2)
+    return x if n >= rows else mx.concatenate([x, constant((*lead, rows - n, k), 0.0, x.dtype)], axis=-2)
 
 
-def product(x: Array, w: Array, how: Arrangement) -> Array:
-    """`x [n, k] @ w[m, k].T` as `[n, m]`, laid out as `how` says. Lazy."""
-    n = x.shape[0]
-    y = _cut(pad_rows(x, how.padded(n)), w.T, how.most)
-    return y if y.shape[0] == n else y[:n]
-
-
-def batched(x: Array, b: Array, how: Arrangement) -> Array:
-    """`x [h, t, n, k] @ b[h, t, k, m]`, where `n` is a height that `how` padded. An axis of `x` may be 1. Lazy."""
-    n = x.shape[2]
-    if not how.most or n <= how.most:
-        return mx.matmul(x, b)
-    full = n // how.most * how.most
-    tiles = mx.matmul(mx.unflatten(x[:, :, :full], 2, (-1, how.most)), b[:, :, None]).flatten(2, 3)
-    return tiles if full == n else mx.concatenate([tiles, mx.matmul(x[:, :, full:], b)], axis=2)
-
-
-def _cut(x: Array, b: Array, most: int) -> Array:
+def _tiled(x: Array, w: Array, most: int) -> Array:
     n = x.shape[0]
     if not most or n <= most:
-        return mx.matmul(x, b)
+        return mx.matmul(x, w.T)
     full = n // most * most
     # A batch axis on both sides keeps MLX from folding the tiles back into one product.
-    tiles = mx.matmul(mx.unflatten(x[:full], 0, (-1, most)), b[None]).flatten(0, 1)
-    return tiles if full == n else mx.concatenate([tiles, mx.matmul(x[full:], b)])
+    tiles = mx.matmul(mx.unflatten(x[:full], 0, (-1, most)), w.T[None]).flatten(0, 1)
+    return tiles if full == n else mx.concatenate([tiles, mx.matmul(x[full:], w.T)])

@@ -15,6 +15,7 @@ import mlx.nn as nn
 from onecopy.runtime.rows.attention import LOG2_E
 from onecopy.runtime.rows.caches import RowCache
 
+from .arrange import Turned
 from .linear import RowLinear
 from .rope import HeadTable
 
@@ -77,8 +78,18 @@ class RowFeedForward(nn.Module):  # type: ignore[misc]
         super().__init__()
         self.joined = joined
         self.down_proj = down
+        self._turns = down.how == joined.how and "bias" not in joined and "bias" not in down
 
     def __call__(self, x: Array) -> Array:
-        both = self.joined.flat(x.reshape(-1, x.shape[-1]))
+        rows = x.reshape(-1, x.shape[-1])
+        how = self.joined.how
+        if isinstance(how, Turned) and rows.shape[0] > how.flat and self._turns:
+            return how.by_columns(rows, self._columns).reshape(x.shape)
+        both = self.joined.flat(rows)
         half = both.shape[-1] // 2
         return self.down_proj.flat(swiglu(both[:, :half], both[:, half:])).reshape(x.shape)
+
+    def _columns(self, x: Array) -> Array:
+        both = mx.matmul(self.joined.weight, x)
+        half = both.shape[0] // 2
+        return mx.matmul(self.down_proj.weight, swiglu(both[:half], both[half:]))

@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from .arrange import PLAIN, Arrangement, product
+from .arrange import PLAIN, Way
 
 Array = Any
 
@@ -28,12 +28,16 @@ class RoundShape:
 class RowLinear(nn.Module):  # type: ignore[misc]
     """`nn.Linear` over `[rows, 1, k]` (or any leading shape) with an exact arrangement. The weights are shared."""
 
-    def __init__(self, weight: Array, bias: Array | None, how: Arrangement) -> None:
+    def __init__(self, weight: Array, bias: Array | None, how: Way) -> None:
         super().__init__()
         self.weight = weight
         if bias is not None:
             self.bias = bias
         self._how = how
+
+    @property
+    def how(self) -> Way:
+        return self._how
 
     def __call__(self, x: Array) -> Array:
         *lead, width = x.shape
@@ -41,7 +45,7 @@ class RowLinear(nn.Module):  # type: ignore[misc]
 
     def flat(self, x: Array) -> Array:
         """`x [rows, k]` to `[rows, m]`."""
-        y = product(x, self.weight, self._how)
+        y = self._how.product(x, self.weight)
         return y + self.bias if "bias" in self else y
 
 
@@ -51,7 +55,7 @@ class FusedLinear(nn.Module):  # type: ignore[misc]
     The first part called with an input computes all parts, the others take their slice of that result.
     """
 
-    def __init__(self, layers: list[nn.Linear], how: Arrangement) -> None:
+    def __init__(self, layers: list[nn.Linear], how: Way) -> None:
         super().__init__()
         bias = mx.concatenate([x.bias for x in layers]) if all("bias" in x for x in layers) else None
         self.joined = RowLinear(mx.concatenate([x.weight for x in layers]), bias, how)
@@ -93,7 +97,7 @@ class FusedPart(nn.Module):  # type: ignore[misc]
 class RowHead(nn.Module):  # type: ignore[misc]
     """The output projection over the wanted rows only: `[rows, 1, k]` in, `[1, wanted, vocab]` out."""
 
-    def __init__(self, weight: Array, bias: Array | None, shape: RoundShape, how: Arrangement) -> None:
+    def __init__(self, weight: Array, bias: Array | None, shape: RoundShape, how: Way) -> None:
         super().__init__()
         self.weight = weight
         if bias is not None:
@@ -106,7 +110,7 @@ class RowHead(nn.Module):  # type: ignore[misc]
         if self._shape.wanted is not None:
             flat = flat[self._shape.wanted]
             self._shape.taken = True
-        y = product(flat, self.weight, self._how)
+        y = self._how.product(flat, self.weight)
         if "bias" in self:
             y = y + self.bias
         return y[None]
@@ -115,7 +119,7 @@ class RowHead(nn.Module):  # type: ignore[misc]
 class TiedEmbedding(nn.Module):  # type: ignore[misc]
     """An embedding whose `as_linear` is a `RowHead`."""
 
-    def __init__(self, weight: Array, shape: RoundShape, how: Arrangement = PLAIN) -> None:
+    def __init__(self, weight: Array, shape: RoundShape, how: Way = PLAIN) -> None:
         super().__init__()
         self.weight = weight
         self._head = RowHead(weight, None, shape, how)

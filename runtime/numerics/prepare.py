@@ -10,13 +10,13 @@ import mlx.core as mx
 import mlx.nn as nn
 from onecopy.runtime.rows.attention import LOG2_E
 
-from .arrange import Arrangement
+from .arrange import Way
 from .blocks import ATTENTION, FEED_FORWARD, RowAttention, RowFeedForward, named
 from .linear import FusedLinear, FusedPart, RoundShape, RowHead, RowLinear, TiedEmbedding
 from .rope import HeadTable, RopeTable, TableRope, inverse_frequencies
 
 Array = Any
-Choose = Callable[[int, int, bool], Arrangement]
+Choose = Callable[[int, int, bool], Way]
 """(outputs, inputs, is the head) of a linear to its arrangement."""
 
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))

@@ -15,19 +15,22 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from onecopy.runtime.rows.attention import LOG2_E, RowTile, Tiles, attend, cut
+from onecopy.runtime.rows.attention import LOG2_E, RowTile, Tiles, attend, view
 from onecopy.runtime.rows.layout import BLOCK
 
-from .arrange import CANDIDATES, PLAIN, Arrangement, batched, pad_rows, product
+from .arrange import BODY, CANDIDATES, PLAIN, Arrangement, Turned, Way, pad_rows
 
 Array = Any
 
-HEIGHTS = (1, 2, 8, 3, 16, 4, 7, 9, 5, 12, 6, 17, 24, 33, 48, 100, 256)
+HEIGHTS = (1, 2, 8, 3, 16, 4, 24, 7, 9, 5, 12, 6, 14, 17, 33, 48, 100, 128, 200, 256, 600)
 """Rows run together in the check: every small batch a decode or verify round can have, and prefill chunks. Those that
 tell kernels apart come first, so that a candidate that is not exact is left early."""
 
 TALL = 64
 """A head sees at most about so many rows."""
+
+PARTS = (64, 128, BLOCK)
+"""Keys that may be read of a tile only begun, fewest first."""
 
 WIDE = 8192
 """Outputs checked at every height; a wider head is checked whole at two heights, to keep start-up short."""
@@ -37,7 +40,7 @@ WIDE = 8192
 class Numerics:
     """What the self-check chose. exact: every product the model runs has bits of its own. reasons: what is not."""
 
-    linears: dict[tuple[int, int, bool], Arrangement]
+    linears: dict[tuple[int, int, bool], Way]
     tile: RowTile
     exact: bool
     reasons: tuple[str, ...]
@@ -48,7 +51,7 @@ class Numerics:
         chosen = (f"{m}x{k}{' head' if head else ''}: {how}" for (m, k, head), how in sorted(self.linears.items()))
         return "; ".join((*chosen, str(self.tile)))
 
-    def choose(self, outputs: int, inputs: int, head: bool) -> Arrangement:
+    def choose(self, outputs: int, inputs: int, head: bool) -> Way:
         return self.linears.get((outputs, inputs, head), PLAIN)
 
 
@@ -61,7 +64,7 @@ def probe(
     body: Iterable[tuple[int, int]], heads: Iterable[tuple[int, int]], attention: Iterable[tuple[int, int, int, int]]
 ) -> Numerics:
     """Checks linears of `(outputs, inputs)` and attention of `(kv heads, query group, key width, value width)`."""
-    linears: dict[tuple[int, int, bool], Arrangement] = {}
+    linears: dict[tuple[int, int, bool], Way] = {}
     reasons: list[str] = []
     for shapes, head in ((sorted(body), False), (sorted(heads), True)):
         for outputs, inputs in shapes:
@@ -76,11 +79,11 @@ def probe(
 
 
 @cache
-def exact_linear(outputs: int, inputs: int, head: bool) -> Arrangement | None:
+def exact_linear(outputs: int, inputs: int, head: bool) -> Way | None:
     """The first candidate with which each row of `x @ w[outputs, inputs].T` has bits of its own, or None."""
     heights = [n for n in HEIGHTS if n <= TALL] if head else HEIGHTS
-    w, x = _values(min(outputs, WIDE), inputs), _values(256, inputs)
-    for how in CANDIDATES:
+    w, x = _values(min(outputs, WIDE), inputs), _values(max(HEIGHTS), inputs)
+    for how in CANDIDATES if head else BODY:
         if not linear_is_exact(x, w, how, heights):
             continue
         if outputs <= WIDE or linear_is_exact(x, _values(outputs, inputs), how, (1, 9)):
@@ -88,15 +91,23 @@ def exact_linear(outputs: int, inputs: int, head: bool) -> Arrangement | None:
     return None
 
 
-def linear_is_exact(x: Array, w: Array, how: Arrangement, heights: Iterable[int]) -> bool:
+def linear_is_exact(x: Array, w: Array, how: Way, heights: Iterable[int]) -> bool:
     """Whether `how` gives each row of `x @ w.T` the same bits at every height, wherever it stands."""
     tallest = max(heights)
-    whole = np.array(product(x[:tallest], w, how))
+    whole = np.array(how.product(x[:tallest], w))
     for n in heights:
         start = (37 * n) % (tallest + 1 - n)
-        if not np.array_equal(np.array(product(x[start : start + n], w, how)), whole[start : start + n]):
+        if not np.array_equal(np.array(how.product(x[start : start + n], w)), whole[start : start + n]):
             return False
-    return True
+    return not isinstance(how, Turned) or _columns_are_exact(x, w, how, whole)
+
+
+def _columns_are_exact(x: Array, w: Array, how: Turned, whole: Any) -> bool:
+    """Whether columns that come out of a product give the bits that turned rows give."""
+    return all(
+        np.array_equal(np.array(how.by_columns(x[:n], lambda c: mx.matmul(w, mx.contiguous(c)))), whole[:n])
+        for n in (7, 16, 33, 256)
+    )
 
 
 @cache
@@ -110,8 +121,11 @@ def exact_tile(shapes: tuple[tuple[int, int, int, int], ...]) -> RowTile | None:
     )
     if scores is None or mix is None:
         return None
-    tile = RowTile(scores, mix)
-    return tile if all(attention_is_exact(*shape, tile) for shape in shapes) else None
+    for part in PARTS:
+        tile = RowTile(scores, mix, part)
+        if all(attention_is_exact(*shape, tile) for shape in shapes):
+            return tile
+    return None
 
 
 def _batch_is_exact(kvh: int, group: int, inputs: int, outputs: int, turned: bool, how: Arrangement) -> bool:
@@ -124,7 +138,7 @@ def _batch_is_exact(kvh: int, group: int, inputs: int, outputs: int, turned: boo
 
     def run(start: int, n: int) -> Any:
         rows = pad_rows(x[:, :, start : start + n], how.padded(n))
-        return np.array(batched(rows, b, how)[:, :, :n])
+        return np.array(how.batched(rows, b)[:, :, :n])
 
     whole = run(0, 96)
     for n in {group, 2 * group, 8 * group, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 24, 33, 48} - set(range(97, 4096)):
@@ -136,15 +150,24 @@ def _batch_is_exact(kvh: int, group: int, inputs: int, outputs: int, turned: boo
 
 def attention_is_exact(kvh: int, group: int, width: int, value_width: int, tile: RowTile) -> bool:
     """Whether attention gives a query the same bits alone, beside others, and over one segment or two."""
-    keys, values = (_values(3 * BLOCK, kvh * d).reshape(kvh, -1, d) for d in (width, value_width))
+    keys, values = (_values(3 * BLOCK, kvh * d).reshape(kvh, 3 * BLOCK, d) for d in (width, value_width))
     queries = _values(64 * group, kvh * width).reshape(kvh, -1, width) * (LOG2_E / math.sqrt(width))
 
     def run(start: int, rows: int, *cuts: int) -> Any:
         q = queries[:, start * group : (start + rows) * group]
         edges = itertools.pairwise([0, *cuts, 3])
-        spans = [Tiles(*(cut(x, slice(None), a, b) for x in (keys, values))) for a, b in edges]
+        spans = [Tiles(view(keys, 0, kvh, e, BLOCK, True), view(values, 0, kvh, e, BLOCK, False)) for e in edges]
         return np.array(attend(q, spans, tile, None))
 
+    def begun(rows: int, n: int) -> Any:
+        hidden = np.where(np.arange(n) < tile.part - 5, np.float32(0), np.float32(-np.inf))
+        bias = mx.array(np.broadcast_to(hidden, (1, tile.kept(rows * group), n)))
+        span = Tiles(view(keys, 0, kvh, (1, 2), n, True), view(values, 0, kvh, (1, 2), n, False), bias)
+        return np.array(attend(queries[:, : rows * group], [span], tile, None))
+
+    for n in range(tile.part, BLOCK, tile.part):
+        if any(not np.array_equal(begun(rows, n), begun(rows, BLOCK)) for rows in (1, 2, 5, 16)):
+            return False
     whole = run(0, 64)
     for n in (1, 2, 8, 3, 4, 5, 17, 64):
         start = (13 * n) % (65 - n)

@@ -8,12 +8,14 @@ Source: the running softmax of Milakov and Gimelshein, arXiv:1805.02867, with th
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-from onecopy.runtime.numerics.arrange import PLAIN, Arrangement, batched, pad_rows, zero_rows
+from onecopy.runtime.numerics.arrange import PLAIN, Arrangement, constant, pad_rows
 
 from .layout import BLOCK
 
@@ -25,10 +27,14 @@ LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True, slots=True)
 class RowTile:
-    """How query rows are laid out in the two products: queries by keys, and weights by values."""
+    """How query rows are laid out in the two products: queries by keys, and weights by values.
+
+    part: of a tile that a strip has only begun, this many keys or a multiple are read instead of all.
+    """
 
     scores: Arrangement = PLAIN
     mix: Arrangement = PLAIN
+    part: int = BLOCK
 
     def kept(self, rows: int) -> int:
         """Rows of weights for `rows` query rows. At least 2: a sum over tiles of single numbers has another order."""
@@ -41,9 +47,10 @@ class RowTile:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Some tiles of one segment: keys and values `[kvh, tiles, BLOCK, width]`, read in place.
+    """Some tiles of one segment, read in place: keys `[kvh, tiles, width, n]`, values `[kvh, tiles, n, width]`.
 
-    bias: `[tiles, rows, BLOCK]` of 0 and -inf for the kept rows, or None when every query sees every key.
+    n: BLOCK, or the begun part of a single tile. bias: `[tiles, rows, n]` of 0 and -inf for the kept rows, or None
+    when every query sees every key.
     """
 
     keys: Array
@@ -51,12 +58,18 @@ class Tiles:
     bias: Array | None = None
 
 
-def cut(buffer: Array, heads: slice, first: int, last: int) -> Array:
-    """Tiles `[first, last)` of some heads of a buffer `[heads, capacity, width]`, as a view by tile."""
-    by_tile = mx.unflatten(buffer, 1, (-1, BLOCK))
-    if heads == slice(None) and (first, last) == (0, by_tile.shape[1]):
-        return by_tile
-    return by_tile[heads, first:last]
+def view(buffer: Array, head: int, heads: int, tiles: tuple[int, int], n: int, turned: bool) -> Array:
+    """The first `n` keys of some tiles and heads of a buffer `[heads, capacity, width]`, as `Tiles` has values.
+
+    turned: as it has keys. One view instead of the slices and reshapes that make the same.
+    """
+    _, capacity, width = buffer.shape
+    shape, strides = (n, width), (width, 1)
+    if turned:
+        shape, strides = shape[::-1], strides[::-1]
+    start = (head * capacity + tiles[0] * BLOCK) * width
+    whole = (heads, tiles[1] - tiles[0], *shape)
+    return mx.as_strided(buffer.reshape(-1), whole, (capacity * width, BLOCK * width, *strides), start)
 
 
 def attend(queries: Array, spans: Sequence[Tiles], tile: RowTile, sinks: Array | None) -> Array:
@@ -83,7 +96,7 @@ def attend(queries: Array, spans: Sequence[Tiles], tile: RowTile, sinks: Array |
 
 
 def _scores(queries: Array, span: Tiles, tile: RowTile, kept: int) -> Array:
-    scores = batched(queries, span.keys.swapaxes(-1, -2), tile.scores)
+    scores = tile.scores.batched(queries, span.keys)
     if scores.shape[2] != kept:
         scores = scores[:, :, :kept]
     if scores.dtype != mx.float32:
@@ -93,8 +106,8 @@ def _scores(queries: Array, span: Tiles, tile: RowTile, kept: int) -> Array:
 
 def _mix(weights: Array, values: Array, tile: RowTile) -> Array:
     if values.dtype != mx.float32:
-        return batched(weights.astype(values.dtype), values, tile.mix).astype(mx.float32)
-    return batched(weights, values, tile.mix)
+        return tile.mix.batched(weights.astype(values.dtype), values).astype(mx.float32)
+    return tile.mix.batched(weights, values)
 
 
 def _largest(by_tile: list[Array]) -> Array:
@@ -111,68 +124,78 @@ def _in_order(by_tile: list[Array]) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """Query rows of one or several strips over the same tiles of one segment, as one product.
-
-    start: the first of its `tall` rows among the gathered queries. base: the first of its `tiles * kept` score rows.
-    """
+    """Query rows of one or several strips over the same tiles of one segment, as one product; `n` keys of each."""
 
     segment: int
     first: int
     last: int
-    start: int
-    tall: int
-    base: int
-    kept: int
+    n: int = BLOCK
 
 
 @dataclass(frozen=True, slots=True)
-class Sheet:
-    """All that a round's short strips read, computed together. Score rows are numbered product by product, tile-major.
+class Group:
+    """Products of one shape. gather: `[products, tall]`, the query row of each of their rows.
 
-    gather: query row of each padded row of each product. owner: query row of each score row. order: `[tiles, rows]`,
-    the score rows of each query row in tile order; a strip with fewer tiles is filled up with `rows`, which stands for
-    nothing. bias: `[score rows, BLOCK]` or None. rows: score rows in all.
+    owner: `[tiles, kept]`, the query row of each score row of all products, tile by tile. bias: `[tiles, kept, n]`.
     """
 
     products: tuple[Product, ...]
     gather: Array
     owner: Array
-    order: Array
     bias: Array | None
-    rows: int
 
 
-def attend_sheet(queries: Array, tiles: Sequence[Tiles], sheet: Sheet, tile: RowTile, sinks: Array | None) -> Array:
-    """`attend` for many strips at once, with the same bits. queries `[kvh, R, d]`; tiles: one for each product."""
-    kvh, width = queries.shape[0], tiles[0].values.shape[-1]
-    padded = mx.take(queries, sheet.gather, axis=1)
-    scores = _joined([_sheet_scores(padded, t, p, tile) for t, p in zip(tiles, sheet.products, strict=True)])
-    if sheet.bias is not None:
-        scores = scores + sheet.bias
-    nothing = mx.full((kvh, 1), -mx.inf)
-    top = mx.take(mx.concatenate([scores.max(axis=-1), nothing], axis=1), sheet.order, axis=1).max(axis=1)
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """All that a round's short strips read, computed together. Score rows are numbered through all groups, tile-major.
+
+    order: `[tiles, rows]`, the score rows of each query row in tile order; a row with fewer tiles is filled up with
+    the number after the last, which stands for nothing.
+    """
+
+    groups: tuple[Group, ...]
+    order: Array
+
+
+def attend_sheet(
+    queries: Array, tiles: Sequence[Sequence[Tiles]], sheet: Sheet, tile: RowTile, sinks: Array | None
+) -> Array:
+    """`attend` for many strips at once, with the same bits. queries `[kvh, R, d]`; tiles: for each group's products."""
+    kvh, width = queries.shape[0], tiles[0][0].values.shape[-1]
+    scores = [_group_scores(queries, own, group, tile) for own, group in zip(tiles, sheet.groups, strict=True)]
+    top = _joined([*(s.max(axis=-1).flatten(1, 2) for s in scores), constant((kvh, 1), -math.inf)])
+    top = mx.take(top, sheet.order, axis=1).max(axis=1)
     if sinks is not None:
         top = mx.maximum(top, sinks)
-    weights = mx.power(2.0, scores - mx.take(top, sheet.owner, axis=1)[..., None])
-    mixed = _joined([_sheet_mix(weights, t, p, tile) for t, p in zip(tiles, sheet.products, strict=True)])
-    mixed = mx.concatenate([mixed, weights.sum(axis=-1, keepdims=True)], axis=-1)
-    mixed = mx.concatenate([mixed, zero_rows((kvh, 1, width + 1), mx.float32)], axis=1)
-    mixed = mx.take(mixed, sheet.order, axis=1)
-    mixed = mixed[:, 0] if mixed.shape[1] == 1 else mixed.sum(axis=1)
-    total = mixed[..., width:]
+    weights = [
+        mx.power(2.0, s - mx.take(top, group.owner, axis=1)[..., None])
+        for s, group in zip(scores, sheet.groups, strict=True)
+    ]
+    mixed = [_group_mix(w, own, tile) for w, own in zip(weights, tiles, strict=True)]
+    parts = _joined([*mixed, constant((kvh, 1, width + 1))])
+    total = mx.take(parts, sheet.order, axis=1)
+    total = total[:, 0] if total.shape[1] == 1 else total.sum(axis=1)
+    over = total[..., width:]
     if sinks is not None:
-        total = total + mx.power(2.0, sinks - top)[..., None]
-    return mixed[..., :width] / total
+        over = over + mx.power(2.0, sinks - top)[..., None]
+    return total[..., :width] / over
 
 
 def _joined(parts: list[Array]) -> Array:
     return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=1)
 
 
-def _sheet_scores(padded: Array, tiles: Tiles, p: Product, tile: RowTile) -> Array:
-    return _scores(padded[:, None, p.start : p.start + p.tall], tiles, tile, p.kept).flatten(1, 2)
+def _group_scores(queries: Array, tiles: Sequence[Tiles], group: Group, tile: RowTile) -> Array:
+    """`[kvh, tiles, kept, n]`."""
+    kept = group.owner.shape[1]
+    parts = mx.split(mx.take(queries, group.gather, axis=1), len(tiles), axis=1)
+    scores = _joined([_scores(q, t, tile, kept) for q, t in zip(parts, tiles, strict=True)])
+    return scores if group.bias is None else scores + group.bias
 
 
-def _sheet_mix(weights: Array, tiles: Tiles, p: Product, tile: RowTile) -> Array:
-    rows = weights[:, p.base : p.base + (p.last - p.first) * p.kept]
-    return _mix(mx.unflatten(rows, 1, (-1, p.kept)), tiles.values, tile).flatten(1, 2)
+def _group_mix(weights: Array, tiles: Sequence[Tiles], tile: RowTile) -> Array:
+    """`[kvh, score rows, dv + 1]`: weighted values of each score row, and the sum of its weights."""
+    ends = list(itertools.accumulate(t.values.shape[1] for t in tiles))
+    parts = mx.split(weights, ends[:-1], axis=1) if len(ends) > 1 else [weights]
+    mixed = _joined([_mix(w, t.values, tile) for w, t in zip(parts, tiles, strict=True)])
+    return mx.concatenate([mixed, weights.sum(axis=-1, keepdims=True)], axis=-1).flatten(1, 2)

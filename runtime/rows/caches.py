@@ -12,8 +12,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from .attention import LOG2_E, Tiles, attend, attend_sheet, cut
-from .plan import RoundRows, Strip
+from .attention import LOG2_E, Tiles, attend, attend_sheet, view
+from .layout import BLOCK
+from .plan import RoundRows, Strip, Unit
 
 __all__ = ["RoundRows", "RowCache", "Strip", "install_attention"]
 
@@ -23,15 +24,11 @@ Array = Any
 class RowCache:
     """One layer's view of the round. Masks are the rows' own affair.
 
-    offset: the position of each sequence's first row. positions: of every row.
-    kick: hand the work so far to the device as soon as this layer's attention is built, so that building the rest of
-    the graph runs beside it.
-    """
+    offset: the position of each sequence's first row. positions: of every row."""
 
-    def __init__(self, layer: int, window: int | None, kick: bool = False) -> None:
+    def __init__(self, layer: int, window: int | None) -> None:
         self.layer = layer
         self.window = window
-        self.kick = kick
         self.round: RoundRows | None = None
         self.offset: Array = 0
         self.positions: Array = 0
@@ -68,8 +65,8 @@ class RowCache:
     def write(self, name: str, rows: Array) -> None:
         """Writes `rows [heads, rows, d]` of the flat batch into the strips' leaves, in place once evaluated."""
         now = self._now
-        for w in now.writes:
-            part = rows if len(now.writes) == 1 else rows[:, w.start : w.stop]
+        parts = [rows] if len(now.writes) == 1 else mx.split(rows, [w.stop for w in now.writes[:-1]], axis=1)
+        for w, part in zip(now.writes, parts, strict=True):
             now.pool.segments[w.segment].layers[self.layer].write(name, w.at, part)
 
     def attention(self, queries: Array, scale: float, sinks: Array | None) -> Array:
@@ -89,22 +86,24 @@ class RowCache:
         extra = None if sinks is None else mx.tile((sinks * LOG2_E).reshape(kvh, group), (1, rows))
         reading = now.reading(self.window, group, kvh)
         out = []
-        if reading.sheet is not None:
-            tiles = [self._tiles(p.segment, p.first, p.last) for p in reading.sheet.products]
-            taken = [slice(a * group, b * group) for a, b in reading.sheet_rows]
-            out.append(attend_sheet(_rows(q, taken), tiles, reading.sheet, now.tile, _rows(extra, taken)))
-        for p in reading.pieces:
-            tiles = [self._tiles(s.segment, s.first, s.last, s.bias) for s in p.spans]
-            taken = [slice(p.start * group, p.stop * group)]
-            out.append(attend(_rows(q, taken), tiles, now.tile, _rows(extra, taken)))
+        for i, unit in enumerate(reading.units):
+            with mx.stream(now.lanes[i % len(now.lanes)]):
+                taken = [slice(a * group, b * group) for a, b in unit.bounds]
+                out.append(self._attend(unit, _rows(q, taken), _rows(extra, taken)))
         joined = out[0] if len(out) == 1 else mx.concatenate(out, axis=1)
         by_row = joined.reshape(kvh, rows, group, -1).swapaxes(0, 1)
         if reading.back is not None:
             by_row = mx.take(by_row, reading.back, axis=0)
-        by_row = by_row.reshape(rows, -1)
-        if self.kick:
-            mx.async_eval(by_row)  # type: ignore[no-untyped-call]
-        return by_row
+        return by_row.reshape(rows, -1)
+
+    def _attend(self, unit: Unit, queries: Array, sinks: Array | None) -> Array:
+        tile = self._now.tile
+        if unit.sheet is None:
+            return attend(
+                queries, [self._tiles(s.segment, s.first, s.last, bias=s.bias) for s in unit.spans], tile, sinks
+            )
+        tiles = [[self._tiles(p.segment, p.first, p.last, p.n) for p in g.products] for g in unit.sheet.groups]
+        return attend_sheet(queries, tiles, unit.sheet, tile, sinks)
 
     def _arrays(self, segment: int) -> dict[str, Array]:
         return self._now.pool.segments[segment].layers[self.layer].arrays
@@ -113,13 +112,12 @@ class RowCache:
         arrays = self._arrays(self._now.writes[0].segment)
         return int(arrays["kv"].shape[0] // 2 if "kv" in arrays else arrays["k"].shape[0])
 
-    def _tiles(self, segment: int, first: int, last: int, bias: Array | None = None) -> Tiles:
-        arrays = self._arrays(segment)
-        if "kv" not in arrays:
-            keys, values = (cut(arrays[name], slice(None), first, last) for name in ("k", "v"))
-            return Tiles(keys, values, bias)
-        both, kvh = arrays["kv"], arrays["kv"].shape[0] // 2
-        return Tiles(cut(both, slice(0, kvh), first, last), cut(both, slice(kvh, None), first, last), bias)
+    def _tiles(self, segment: int, first: int, last: int, n: int = BLOCK, bias: Array | None = None) -> Tiles:
+        arrays, kvh, span = self._arrays(segment), self._heads(), (first, last)
+        if "kv" in arrays:
+            both = arrays["kv"]
+            return Tiles(view(both, 0, kvh, span, n, True), view(both, kvh, kvh, span, n, False), bias)
+        return Tiles(view(arrays["k"], 0, kvh, span, n, True), view(arrays["v"], 0, kvh, span, n, False), bias)
 
 
 def _rows(x: Array | None, taken: list[slice]) -> Array | None:

@@ -9,9 +9,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from .attention import Product, RowTile, Sheet
+from .attention import Group, Product, RowTile, Sheet
 from .buffers import Pool
-from .layout import BLOCK
+from .layout import BLOCK, round_up
 from .ops import Chain
 
 Array = Any
@@ -63,34 +63,36 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Query rows `[start, stop)` of the flat batch that attend to the same spans."""
+class Unit:
+    """Query rows `bounds` of the flat batch, in parts `[start, stop)`, that attend together.
 
-    start: int
-    stop: int
-    spans: tuple[Span, ...]
+    sheet: what short strips read. spans: what the rows of one strip read, when there is no sheet.
+    """
+
+    bounds: tuple[tuple[int, int], ...]
+    sheet: Sheet | None = None
+    spans: tuple[Span, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How layers of one kind read: short strips in one sheet, the others piece by piece.
+    """How layers of one kind read: units, whose rows follow each other; `back` is the flat order again, or None."""
 
-    sheet_rows: rows `[start, stop)` of the flat batch the sheet covers, by strip. back: the flat order again, or None.
-    """
-
-    sheet: Sheet | None
-    sheet_rows: tuple[tuple[int, int], ...]
-    pieces: tuple[Piece, ...]
+    units: tuple[Unit, ...]
     back: Array | None
 
 
 class RoundRows:
-    """One forward's strips, as positions, writes and readings. The flat batch has every strip's tokens in order."""
+    """One forward's strips, as positions, writes and readings. The flat batch has every strip's tokens in order.
 
-    def __init__(self, strips: Sequence[Strip], pool: Pool, tile: RowTile) -> None:
+    lanes: the streams that long strips are spread over. A short strip's work is less than waking another thread.
+    """
+
+    def __init__(self, strips: Sequence[Strip], pool: Pool, tile: RowTile, lanes: Sequence[Any]) -> None:
         self.pool = pool
         self.tile = tile
         self.strips = tuple(strips)
+        self.lanes = tuple(lanes)
         ends = np.cumsum([len(s.tokens) for s in strips]).tolist()
         self.bounds = tuple(zip([0, *ends[:-1]], ends, strict=True))
         self.rows = ends[-1]
@@ -122,20 +124,27 @@ class RoundRows:
         short = [i for i, s in enumerate(self.strips) if len(s.tokens) <= SHORT]
         if len(short) < 2:
             short = []
-        alone = [i for i in range(len(self.strips)) if i not in short]
-        pieces = [p for i in alone for p in self._pieces(self.strips[i], self.bounds[i][0], window, group, heads)]
-        order = [row for i in (*short, *alone) for row in range(*self.bounds[i])]
-        back = None if order == sorted(order) else mx.array(np.argsort(order))
-        sheet = _SheetMaker(self, window, group).make([self.strips[i] for i in short]) if short else None
-        return Reading(sheet, tuple(self.bounds[i] for i in short), tuple(pieces), back)
+        units = [self._sheet(short, window, group)] if short else []
+        for i in range(len(self.strips)):
+            if i not in short:
+                units += self._pieces(i, window, group, heads)
+        order = [row for unit in units for bound in unit.bounds for row in range(*bound)]
+        return Reading(tuple(units), None if order == sorted(order) else mx.array(np.argsort(order)))
 
-    def _pieces(self, s: Strip, at: int, window: int | None, group: int, heads: int) -> Iterable[Piece]:
+    def _sheet(self, strips: Sequence[int], window: int | None, group: int) -> Unit:
+        sheet = SheetMaker(self, window, group).make([self.strips[i] for i in strips])
+        return Unit(tuple(self.bounds[i] for i in strips), sheet)
+
+    def _pieces(self, strip: int, window: int | None, group: int, heads: int) -> Iterable[Unit]:
+        s, at = self.strips[strip], self.bounds[strip][0]
         most = max(1, SCORE_BYTES // (heads * -(-s.end // BLOCK) * BLOCK * 4 * group))
-        step = min(len(s.tokens), max(8, most // 8 * 8))
+        # Products without a limit of rows use all cores by themselves.
+        lanes = len(self.lanes) if self.tile.scores.most and len(s.tokens) > SHORT else 1
+        step = min(round_up(-(-len(s.tokens) // lanes), 8), max(8, most // 8 * 8))
         for i in range(0, len(s.tokens), step):
             j = min(i + step, len(s.tokens))
             queries = _positions(s.position + i, s.position + j, group, self.tile)
-            yield Piece(at + i, at + j, tuple(self._spans(s, queries, window, j - i)))
+            yield Unit(((at + i, at + j),), spans=tuple(self._spans(s, queries, window, j - i)))
 
     def _spans(self, s: Strip, queries: Host, window: int | None, rows: int) -> Iterable[Span]:
         for segment, a, b in self.tiles(s, int(queries[0]), int(queries[-1]) + 1, window):
@@ -167,11 +176,11 @@ def _edges_apart(a: int, b: int, queries: Host, window: int | None) -> list[tupl
     return [(x, y) for x, y in ((a, low), (low, high), (high, b)) if x < y]
 
 
-def hidden_bias(a: int, b: int, queries: Host, window: int | None) -> Host | None:
-    """`[b - a, len(queries), BLOCK]` of 0 and -inf: hides later keys and those before the window. None if nothing."""
+def hidden_bias(a: int, b: int, queries: Host, window: int | None, n: int = BLOCK) -> Host | None:
+    """`[b - a, len(queries), n]` of 0 and -inf: hides later keys and those before the window. None if nothing."""
     bias: Host | None = None
     for tile in range(a, b):
-        keys = np.arange(tile * BLOCK, (tile + 1) * BLOCK)
+        keys = np.arange(tile * BLOCK, tile * BLOCK + n)
         lowest, highest = int(queries.min()), int(queries.max())
         if keys[-1] <= lowest and (window is None or keys[0] > highest - window):
             continue
@@ -179,36 +188,42 @@ def hidden_bias(a: int, b: int, queries: Host, window: int | None) -> Host | Non
         if window is not None:
             hidden |= keys <= queries[:, None] - window
         if bias is None:
-            bias = np.zeros((b - a, len(queries), BLOCK), dtype=np.float32)
+            bias = np.zeros((b - a, len(queries), n), dtype=np.float32)
         bias[tile - a][hidden] = -np.inf
     return bias
 
 
-class _SheetMaker:
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A strip's part of a product: `count` of its rows from row `at` on."""
+
+    key: tuple[int, int, int]
+    at: int
+    count: int
+
+
+class SheetMaker:
     """Lays the products of short strips out: strips that read the same tiles share one product."""
 
     def __init__(self, round_: RoundRows, window: int | None, group: int) -> None:
         self._round, self._window, self._group = round_, window, group
         self._rows: dict[tuple[int, int, int], list[int]] = {}
-        self._reads: list[list[tuple[tuple[int, int, int], int]]] = []
+        self._reads: list[list[_Read]] = []
+        self._bases: dict[tuple[int, int, int], tuple[int, int]] = {}
 
     def make(self, strips: Sequence[Strip]) -> Sheet:
         queries = np.concatenate([np.repeat(np.arange(s.position, s.end), self._group) for s in strips])
         self._collect(strips)
-        products, gather, owner, biases = [], [], [], []
-        start = base = 0
-        tile = self._round.tile
-        for (segment, a, b), rows in self._rows.items():
-            kept, tall = tile.kept(len(rows)), tile.tall(len(rows))
-            origin = self._round.pool.segments[segment].start // BLOCK
-            products.append(Product(segment, a - origin, b - origin, start, tall, base, kept))
-            gather += rows + rows[:1] * (tall - len(rows))
-            owners = rows + rows[:1] * (kept - len(rows))
-            owner += owners * (b - a)
-            biases.append(hidden_bias(a, b, queries[owners], self._window))
-            start, base = start + tall, base + (b - a) * kept
-        order = self._order(products, len(queries), base)
-        return Sheet(tuple(products), _ints(gather), _ints(owner), _ints(order), _stacked(biases, products), base)
+        shapes: dict[tuple[int, int, int], list[tuple[int, int, int]]] = {}
+        for key, rows in self._rows.items():
+            shapes.setdefault(self._shape(key, rows, queries), []).append(key)
+        groups, base = [], 0
+        for (tall, kept, n), keys in shapes.items():
+            groups.append(self._make_group(keys, tall, kept, n, queries))
+            for key in keys:
+                self._bases[key] = base, kept
+                base += (key[2] - key[1]) * kept
+        return Sheet(tuple(groups), _ints(self._order(len(queries), base)))
 
     def _collect(self, strips: Sequence[Strip]) -> None:
         at = 0
@@ -217,40 +232,51 @@ class _SheetMaker:
             reads = []
             for key in self._round.tiles(s, s.position, s.end, self._window):
                 rows = self._rows.setdefault(key, [])
-                reads.append((key, len(rows)))
+                reads.append(_Read(key, len(rows), m))
                 rows += range(at, at + m)
             self._reads.append(reads)
             at += m
 
-    def _order(self, products: Sequence[Product], queries: int, nothing: int) -> Host:
-        by_key = dict(zip(self._rows, products, strict=True))
-        tallest = max(sum(b - a for (_, a, b), _ in reads) for reads in self._reads)
+    def _shape(self, key: tuple[int, int, int], rows: list[int], queries: Host) -> tuple[int, int, int]:
+        """(rows of the product of queries, score rows kept of a tile, keys read of a tile)."""
+        tile, (_, a, b) = self._round.tile, key
+        begun = int(queries[rows].max()) + 1 - a * BLOCK
+        n = min(BLOCK, round_up(begun, tile.part)) if b - a == 1 else BLOCK
+        return tile.tall(len(rows)), tile.kept(len(rows)), n
+
+    def _make_group(self, keys: Sequence[tuple[int, int, int]], tall: int, kept: int, n: int, queries: Host) -> Group:
+        products, gather, owner, biases = [], [], [], []
+        for key in keys:
+            (segment, a, b), rows = key, self._rows[key]
+            origin = self._round.pool.segments[segment].start // BLOCK
+            products.append(Product(segment, a - origin, b - origin, n))
+            gather.append(rows + rows[:1] * (tall - len(rows)))
+            owners = rows + rows[:1] * (kept - len(rows))
+            owner += [owners] * (b - a)
+            biases.append((hidden_bias(a, b, queries[owners], self._window, n), (b - a, kept, n)))
+        return Group(tuple(products), _ints(gather), _ints(owner), _stacked(biases))
+
+    def _order(self, queries: int, nothing: int) -> Host:
+        tallest = max(sum(read.key[2] - read.key[1] for read in reads) for reads in self._reads)
         order = np.full((tallest, queries), nothing)
         for reads in self._reads:
             t = 0
-            for key, j in reads:
-                p, rows = by_key[key], self._rows[key]
-                m = self._count(key, j)
-                for tile in range(p.last - p.first):
-                    first = p.base + tile * p.kept + j
-                    order[t, rows[j] : rows[j] + m] = np.arange(first, first + m)
+            for read in reads:
+                rows = self._rows[read.key][read.at : read.at + read.count]
+                base, kept = self._bases[read.key]
+                for tile in range(read.key[2] - read.key[1]):
+                    first = base + tile * kept + read.at
+                    order[t, rows[0] : rows[-1] + 1] = np.arange(first, first + read.count)
                     t += 1
         return order
-
-    def _count(self, key: tuple[int, int, int], j: int) -> int:
-        """How many rows of a product, from its row `j` on, are one strip's."""
-        starts = [at for reads in self._reads for k, at in reads if k == key and at > j]
-        return min(starts, default=len(self._rows[key])) - j
 
 
 def _ints(values: Any) -> Array:
     return mx.array(np.asarray(values, dtype=np.int32))
 
 
-def _stacked(biases: Sequence[Host | None], products: Sequence[Product]) -> Array | None:
-    """The biases of all products, one below the other, or None when nothing is hidden."""
-    if all(b is None for b in biases):
+def _stacked(biases: Sequence[tuple[Host | None, tuple[int, int, int]]]) -> Array | None:
+    """The biases of all products by tile, or None when nothing is hidden."""
+    if all(bias is None for bias, _ in biases):
         return None
-    shapes = [((p.last - p.first) * p.kept, BLOCK) for p in products]
-    whole = [np.zeros(s, np.float32) if b is None else b.reshape(s) for b, s in zip(biases, shapes, strict=True)]
-    return mx.array(np.concatenate(whole))
+    return mx.array(np.concatenate([np.zeros(s, np.float32) if b is None else b for b, s in biases]))
