@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from dataclasses import replace
 
 import trio
 from onecopy.runtime.core import Ref, Reply
@@ -19,7 +20,7 @@ from onecopy.runtime.seams.clock import Clock
 
 from .away import OnDisk
 from .messages.bank import Kept, Preserved, Saved, Source
-from .messages.stager import CancelSave, Save
+from .messages.stager import CancelSave, Forgotten, Save
 from .messages.store import DropConversation, Supersede
 from .rows_door import RowsDoor
 
@@ -90,7 +91,8 @@ class Keeping:
         """whole: blocks only; otherwise the rows behind the last one too, as the state at the end."""
         rows = leaf.frontier // BLOCK * BLOCK if whole else leaf.frontier
         tokens, known = tuple(chain_tokens(leaf, rows)), self.on_disk(conversation, leaf).keys
-        return Save(conversation.id, tokens, leaf.id, self._door, conversation.salt, not whole, known)
+        used = int(self._clock.wall() - (self._clock.now() - conversation.used))
+        return Save(conversation.id, tokens, leaf.id, self._door, conversation.salt, not whole, known, used)
 
     async def _save(self, segment: int, wish: Save) -> None:
         report = None
@@ -183,6 +185,7 @@ class Keeping:
         return [(c, self.take(c)) for c in gone]
 
     def _forget(self, name: str) -> None:
+        self._stager.tell(Forgotten(name))
         for notes in (self._disk, self._of, self._failed, self._written):
             notes.pop(name, None)
 
@@ -230,7 +233,9 @@ class Keeping:
         with trio.move_on_after(seconds):
             async with trio.open_nursery() as nursery:
                 for c in [c for c in kept if c.id in left]:
-                    nursery.start_soon(self._flush, self._wish(c, self._end(c), whole=False), left)
+                    nursery.start_soon(
+                        self._flush, replace(self._wish(c, self._end(c), whole=False), again=False), left
+                    )
         if left:
             names = ", ".join(left)
             LOG.warning("stopping: rows of %d sessions are not on disk to the last one: %s", len(left), names)

@@ -84,6 +84,7 @@ class RowsStore(Actor):
         self._engine: RowsOnDisk | None = None
         self._why_not: str | None = None
         self._closing = False
+        self._condemned: set[bytes] = set()
         self._jobs: deque[Job] = deque()
         self._work = trio.Event()
         self._pins: list[tuple[float, tuple[bytes, ...]]] = []
@@ -123,10 +124,16 @@ class RowsStore(Actor):
         if self._engine is None:
             reply.set(Found((), ()))
             return
-        found = self._engine.find(ask.tokens, ask.salt)
+        found = self._sound(self._engine.find(ask.tokens, ask.salt))
         if ask.pin:
             self._pin(self._engine, (*found.keys[-1:], *(key for _, key in found.anchors)), ask.pin)
         reply.set(found)
+
+    def _sound(self, found: Found) -> Found:
+        """Without what was condemned and waits for the writer."""
+        bad = next((i for i, key in enumerate(found.keys) if key in self._condemned), len(found.keys))
+        anchors = tuple((at, key) for at, key in found.anchors if at < (bad + 1) * BLOCK and key not in self._condemned)
+        return Found(found.keys[:bad], anchors)
 
     @handles(Plan)
     def plan(self, ask: Plan, reply: Reply[Planned]) -> None:
@@ -135,7 +142,7 @@ class RowsStore(Actor):
         for i in range(len(keys), len(ask.tokens) // BLOCK):
             above = keys[-1] if keys else ROOT
             keys.append(block_key(above, ask.tokens[i * BLOCK : (i + 1) * BLOCK], engine.fingerprint, ask.salt))
-        places = [engine.locate(key) for key in keys]
+        places = [None if key in self._condemned else engine.locate(key) for key in keys]
         missing = tuple(i for i, place in enumerate(places) if place is None)
         end = None
         if ask.anchor:
@@ -216,12 +223,15 @@ class RowsStore(Actor):
 
     @handles(Touch)
     def touch(self, message: Touch) -> None:
-        self._enqueue(Job(lambda engine: engine.note_use(message.keys)))
+        self._enqueue(Job(lambda engine: engine.note_use(message.keys, message.used)))
 
     @handles(Condemn)
     def condemn(self, message: Condemn) -> None:
         LOG.warning("%d stored records are given up: %s", len(message.keys), message.why)
-        self._enqueue(Job(lambda engine: engine.drop(message.keys)))
+        self._condemned.update(message.keys)
+        self._enqueue(
+            Job(lambda engine: engine.drop(message.keys), lambda _: self._condemned.difference_update(message.keys))
+        )
 
     @handles(Supersede)
     def supersede(self, message: Supersede) -> None:

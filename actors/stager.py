@@ -21,7 +21,7 @@ from onecopy.runtime.seams import Clock
 from onecopy.runtime.store import ROOT, Kind, Record, Stored
 from onecopy.runtime.store.permit import Layout, charge
 
-from .messages.stager import CancelSave, Flush, Restore, RestoreReport, Save, SaveReport, StagerStatistics
+from .messages.stager import CancelSave, Flush, Forgotten, Restore, RestoreReport, Save, SaveReport, StagerStatistics
 from .messages.store import Plan, Planned, Put, Read, Touch
 
 LOG = logging.getLogger("onecopy.store")
@@ -184,6 +184,10 @@ class Stager(Actor):
                 task.error = "cancelled"
                 task.scope.cancel()
 
+    @handles(Forgotten)
+    def forgotten(self, message: Forgotten) -> None:
+        self._dirty.pop(message.owner, None)
+
     @handles(Flush)
     def flush(self, ask: Flush, reply: Reply[tuple[str, ...]]) -> None:
         self._nursery.start_soon(self._flush, ask.seconds, reply)
@@ -200,9 +204,12 @@ class Stager(Actor):
         self._nursery.start_soon(self._run_save, task)
 
     async def _run_save(self, task: Task) -> None:
+        ask = task.ask
         with task.scope:
             try:
                 plan = await self._plan(task)
+                if not ask.again and any(i < len(ask.known) for i in plan.missing):
+                    raise Unavailable("other conversations took its room on disk")
                 for window in windows(self._items(task.ask, plan), self._permit.size):
                     await self._stage_until_done(task, plan, window)
             except OnecopyError as error:
@@ -220,7 +227,7 @@ class Stager(Actor):
         task.plan = plan = await self._store.ask(Plan(ask.tokens, ask.salt, ask.anchor, ask.known))
         task.earlier = plan.present - task.written
         if plan.keys:
-            self._store.tell(Touch(plan.keys[-1:]))
+            self._store.tell(Touch(plan.keys[-1:], ask.used))
         return plan
 
     def _items(self, ask: Save, plan: Planned) -> list[Item]:
@@ -266,10 +273,12 @@ class Stager(Actor):
             start = item.block * BLOCK
             rows = await ask.reader.read_block(ask.segment, item.block)
             above = keys[item.block - 1] if item.block else ROOT
-            return Record(Kind.BLOCK, keys[item.block], above, start, ask.tokens[start : start + BLOCK], rows)
+            tokens = ask.tokens[start : start + BLOCK]
+            return Record(Kind.BLOCK, keys[item.block], above, start, tokens, rows, used=ask.used)
         assert plan.anchor is not None
         state = await ask.reader.read_anchor(ask.segment, len(ask.tokens))
-        return Record(Kind.ANCHOR, plan.anchor, keys[-1] if keys else ROOT, task.whole, ask.tokens[task.whole :], state)
+        above, tail = keys[-1] if keys else ROOT, ask.tokens[task.whole :]
+        return Record(Kind.ANCHOR, plan.anchor, above, task.whole, tail, state, used=ask.used)
 
     def _finish(self, task: Task) -> None:
         owner = task.ask.owner

@@ -337,11 +337,19 @@ class System:
         reasons = [f"{name} is down" for name in down]
         details = {"exactness": self.card.exactness, "reasons": self.card.features["exactness_reasons"]}
         if self._keeps and not down:
-            state = await self._supervisor.ref("rows store").ask(StoreStatistics())
-            details["persisting"] = state["persisting"]
-            if not state["persisting"]:
-                reasons.append(f"rows are not kept on disk: {state['why_not']}")
+            why_not = await self._why_not_persisting()
+            details["persisting"] = why_not is None
+            if why_not is not None:
+                reasons.append(f"rows are not kept on disk: {why_not}")
         return Health("degraded" if reasons else "ok", tuple(reasons), details)
+
+    async def _why_not_persisting(self) -> str | None:
+        """None while everything that should be on disk is there or on its way."""
+        for name, ask in (("rows store", StoreStatistics()), ("stager", StagerStatistics())):
+            state = await self._supervisor.ref(name).ask(ask)
+            if not state["persisting"]:
+                return str(state["why_not"])
+        return None
 
     async def metrics(self) -> Mapping[str, Any]:
         asks = {name: ask() for name, ask in _STATISTICS.items() if name in self._actors()}

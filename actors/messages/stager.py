@@ -67,7 +67,9 @@ class Save(Ask[SaveReport]):
     """Puts on disk what of `tokens` is not there yet.
 
     owner: conversation, as shown in logs and `/health`. tokens: all of the state's, from position 0. segment: the leaf.
-    anchor: also the state at the end with its partial block. known: `keys` of this conversation's last report.
+    anchor: also the state at the end with its partial block. known: `keys` of this conversation's last report. used:
+    Unix seconds when it last ran, None for now: an older one never makes room by taking a younger one's. again: also
+    write what was on disk and has made room for others since.
     """
 
     owner: str
@@ -77,6 +79,8 @@ class Save(Ask[SaveReport]):
     salt: bytes = b""
     anchor: bool = True
     known: tuple[bytes, ...] = ()
+    used: int | None = None
+    again: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +114,14 @@ class CancelSave(Message):
     """Ends the owner's saves at the next record. Their askers get a report of what was written."""
 
     control: ClassVar[bool] = True
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten(Message):
+    """The owner is no more: rows of it that are not on disk are nobody's loss."""
+
+    due: ClassVar[bool] = True
     owner: str
 
 

@@ -71,9 +71,10 @@ class Read(Ask[Stored | None]):
 
 @dataclass(frozen=True, slots=True)
 class Touch(Message):
-    """These records are in use: the last key of a chain is enough."""
+    """These records were in use at `used` (Unix seconds, None for now): the last key of a chain is enough."""
 
     keys: tuple[bytes, ...]
+    used: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ class Record:
     """What to keep. A block has 256 tokens; an anchor has the 0 to 255 tokens of its trailer.
 
     key, parent: from `keys`. start: absolute position of the first token. tensors: any safetensors dtype, views are
-    fine: they are read when the record is written. metadata: strings that travel with the payload.
+    fine: they are read when the record is written. metadata: strings that travel with the payload. used: Unix seconds
+    when its conversation last ran, None for now: what is older than all that is kept makes room for nothing.
     """
 
     kind: Kind
@@ -29,6 +30,7 @@ class Record:
     tokens: Sequence[int]
     tensors: Tensors
     metadata: Mapping[str, str] = field(default_factory=dict)
+    used: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,11 +63,12 @@ class Room:
         self.floor = floor
         self.evicted = 0
 
-    def make(self, n: int, pinned: Collection[bytes]) -> None:
-        """Makes room for `n` more bytes without touching `pinned` chains. Raises StoreFull."""
+    def make(self, n: int, pinned: Collection[bytes], used: int) -> None:
+        """Makes room for `n` more bytes of something last used then, without touching `pinned` chains or what was used
+        later. Raises StoreFull."""
         ceiling = self.quota - _SPARE_PACKS * self._shelf.pack_bytes
         while self._shelf.size + n > ceiling:
-            if n > ceiling or not self._free(n, pinned):
+            if n > ceiling or not self._free(n, pinned, used):
                 raise StoreFull(
                     f"{n} bytes do not fit the quota of {self.quota} bytes beside what must stay", lasting=True
                 )
@@ -107,14 +108,14 @@ class Room:
     def _lacks(self, n: int) -> bool:
         return self._disk.free_bytes(self._path) - n < self.floor
 
-    def _free(self, n: int, pinned: Collection[bytes]) -> bool:
+    def _free(self, n: int, pinned: Collection[bytes], used: int) -> bool:
         """One step towards room. False: nothing more can go."""
         self._shelf.commit()
         if self._remove_dead() or self._shelf.compact():
             return True
         return (
             self._rewrite(PRESSED_DEAD)
-            or self._evict(max(n, self._shelf.pack_bytes // 4), pinned)
+            or self._evict(max(n, self._shelf.pack_bytes // 4), pinned, used)
             or self.retire_active()
             or self._rewrite(0.0)
         )
@@ -160,10 +161,10 @@ class Room:
             self._shelf.say(log.Drop((entry.key,)))
         return 0
 
-    def _evict(self, n: int, pinned: Collection[bytes]) -> bool:
+    def _evict(self, n: int, pinned: Collection[bytes], used: int) -> bool:
         keys, size = list[bytes](), 0
         for entry in self._shelf.index.coldest(pinned):
-            if size >= n:
+            if size >= n or entry.used > used:
                 break
             keys.append(entry.key)
             size += entry.size

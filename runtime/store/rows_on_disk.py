@@ -196,8 +196,9 @@ class RowsOnDisk:
         self._writable()
         header, raw = encode_content(record, self.fingerprint, self._model_name, int(self._wall()))
         try:
-            self._room.make(len(raw), self._kept(record.parent))
-            self._shelf.stage(header, raw, int(self._wall()), self._model())
+            used = int(self._wall()) if record.used is None else record.used
+            self._room.make(len(raw), self._kept(record.parent), used)
+            self._shelf.stage(header, raw, used, self._model())
         except OSError:
             self._failures += 1
             raise
@@ -218,9 +219,10 @@ class RowsOnDisk:
             raise
         self._writes += len(keys)
 
-    def note_use(self, keys: Iterable[bytes]) -> None:
-        """Notes that these records are in use. Written with the next commit, at most once a minute for each."""
-        now = int(self._wall())
+    def note_use(self, keys: Iterable[bytes], used: int | None = None) -> None:
+        """Notes that these records were in use at `used`, now by default. Written with the next commit, at most once a
+        minute for each."""
+        now = int(self._wall()) if used is None else used
         entries = self._shelf.index.entries
         stale = tuple(key for key in keys if key in entries and now - entries[key].used >= _TOUCH_EVERY)
         if stale:

@@ -21,6 +21,7 @@ import trio
 from onecopy.actors import system as root
 from onecopy.actors.service import Options
 from onecopy.actors.system import System
+from onecopy.runtime.seams.disk import Disk
 from tokenizers import pre_tokenizers
 
 from tests.support.checkpoints import write_checkpoint
@@ -35,6 +36,9 @@ PATIENCE = 60.0
 _ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 LETTERS = {str(_ALPHABET.index(c)): 100.0 for c in "abcdefghijklmnopqrstuvwxyz"}
 """A logit bias under which replies are plain letters: their text turns into the same tokens again."""
+
+_salts = count(1)
+"""One salt for each cold run of this process, whatever is on disk."""
 
 
 def write_tiny(path: Path, template: str = CHATML, **config: Any) -> Path:
@@ -122,7 +126,6 @@ class Whole:
         self.system = system
         self.server = server
         self.http = http
-        self._salts = count(1)
 
     async def post(self, wanted: dict[str, Any], path: str = CHAT) -> httpx.Response:
         return await self.http.post(path, json=wanted)
@@ -139,7 +142,7 @@ class Whole:
 
     async def cold(self, wanted: dict[str, Any]) -> Reply:
         """The reply that nothing kept can influence: no other request carries its salt."""
-        reply = await self.ask({**wanted, "cache_salt": f"cold {next(self._salts)}"})
+        reply = await self.ask({**wanted, "cache_salt": f"cold {next(_salts)}"})
         assert reply.cached == 0
         return reply
 
@@ -189,11 +192,13 @@ class Whole:
 
 
 @asynccontextmanager
-async def serving(model: Path, *, rows: int = 1 << 30, limit: int = 512, **options: Any) -> AsyncIterator[Whole]:
+async def serving(
+    model: Path, *, rows: int = 1 << 30, limit: int = 512, disk: Disk | None = None, **options: Any
+) -> AsyncIterator[Whole]:
     """Serves a checkpoint around the block. rows: bytes for rows. limit: connections of the client."""
     opened = Options(str(model), memory=rows + root.WORKSPACE, **{"context": 65536, "seed": 7, **options})
     with mock.patch.object(root, "LEAST_ROWS", 1):
-        async with System.open(opened, machine=_Bare()) as system, running(system) as server:
+        async with System.open(opened, machine=_Bare(), disk=disk) as system, running(system) as server:
             bounds = httpx.Limits(max_connections=limit, max_keepalive_connections=limit)
             async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE, limits=bounds) as http:
                 yield Whole(system, server, http)
