@@ -2,10 +2,11 @@
 PYTHON ?= python3
 PORT ?= 8080
 MODEL ?= smollm2
+MINUTES ?= 60
 BIN := .venv/bin
 UV := $(BIN)/uv pip install -q --python $(BIN)/python
 
-.PHONY: serve test lint types unit bench clean
+.PHONY: serve test lint types unit bench soak clean
 
 serve: .venv/ready
 	$(BIN)/onecopy serve $(MODEL) --host 127.0.0.1 --port $(PORT)
@@ -24,6 +25,9 @@ unit: .venv/ready-dev
 
 bench: .venv/ready-dev
 	$(BIN)/python -m benchmarks
+
+soak: .venv/ready-dev
+	$(BIN)/python -m tests.sim.soak --minutes $(MINUTES)
 
 .venv/bin/uv:
 	$(PYTHON) -m venv .venv

@@ -8,9 +8,11 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import hypercorn.trio.run
 import trio
 from hypercorn.config import Config, Sockets
 from hypercorn.trio import serve as hypercorn_serve
+from hypercorn.trio.tcp_server import TCPServer
 from onecopy.runtime.errors import StartupError
 
 BACKLOG = 256
@@ -20,6 +22,17 @@ IDLE = 75.0
 """Seconds an idle connection stays open; also the time a client has to send its headers."""
 UNREAD = 300
 """Seconds the system keeps a connection whose peer takes nothing of what was written."""
+
+
+class Connection(TCPServer):  # type: ignore[misc]
+    """hypercorn's connection, but gone when its peer is: hypercorn keeps a closed one until its idle time is over."""
+
+    async def _read_data(self) -> None:
+        await super()._read_data()
+        await self.idle_task.stop()
+
+
+hypercorn.trio.run.TCPServer = Connection  # hypercorn has no other way to say it
 
 
 class ListenerConfig(Config):  # type: ignore[misc]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import socket
 from contextlib import ExitStack
+from typing import Any
 
 import hypothesis
+import psutil
 import trio
 from hypothesis import strategies as st
 
@@ -117,3 +119,21 @@ async def test_clients_that_hold_on_keep_nobody_out() -> None:
                 answer = await server.call(ask, server)
             assert answer.startswith(b"HTTP/1.1 200")
         assert await server.call(healthy, server)
+
+
+def come_and_go(server: Running) -> None:
+    for _ in range(20):
+        ask(server)
+
+
+async def test_a_connection_ends_when_its_client_closes_it() -> None:
+    """Clients that open one for each request would use up a process's handles otherwise."""
+    async with running(ScriptedService("Hello.")) as server:
+        await server.call(come_and_go, server)
+        with trio.fail_after(10):
+            while any(c.status == "CLOSE_WAIT" and c.laddr.port == server.port for c in handles()):
+                await trio.sleep(0.01)
+
+
+def handles() -> list[Any]:
+    return psutil.Process().net_connections("tcp4")
