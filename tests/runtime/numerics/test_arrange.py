@@ -1,0 +1,70 @@
+"""Every way computes the same product; what differs is only which products the machine is given."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from onecopy.runtime.numerics.arrange import BODY, CANDIDATES, Arrangement, Turned, Way, constant, pad_rows
+
+RNG = np.random.default_rng(2)
+W = RNG.standard_normal((40, 24), dtype=np.float32)
+X = RNG.standard_normal((300, 24), dtype=np.float32)
+
+
+@pytest.mark.parametrize("how", BODY, ids=str)
+@pytest.mark.parametrize("rows", [1, 2, 5, 7, 8, 9, 16, 17, 31, 256, 257, 300])
+def test_a_way_gives_the_rows_of_the_product(how: Way, rows: int) -> None:
+    found = np.array(how.product(mx.array(X[:rows]), mx.array(W)))
+    assert found.shape == (rows, 40)
+    np.testing.assert_allclose(found, X[:rows] @ W.T, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("how", CANDIDATES, ids=str)
+@pytest.mark.parametrize("rows", [1, 3, 8, 19, 40])
+def test_a_batch_of_products_is_laid_out_the_same_way(how: Arrangement, rows: int) -> None:
+    x, b = RNG.standard_normal((2, 1, rows, 6), dtype=np.float32), RNG.standard_normal((2, 3, 6, 5), dtype=np.float32)
+    padded = pad_rows(mx.array(x), how.padded(rows))
+    assert padded.shape[2] == how.padded(rows)
+    np.testing.assert_allclose(np.array(how.batched(padded, mx.array(b)))[:, :, :rows], x @ b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("how", "rows", "padded"),
+    [
+        (Arrangement(), 5, 5),
+        (Arrangement(least=8), 5, 8),
+        (Arrangement(least=8), 9, 9),
+        (Arrangement(least=8, multiple=8, most=16), 17, 24),
+        (Arrangement(least=8, multiple=8, most=16), 16, 16),
+        (Arrangement(least=4, multiple=4, most=8), 22, 24),
+        (Arrangement(most=1), 7, 7),
+    ],
+)
+def test_rows_are_padded_to_heights_the_arrangement_allows(how: Arrangement, rows: int, padded: int) -> None:
+    assert how.padded(rows) == padded
+
+
+@pytest.mark.parametrize("rows", [7, 16, 17, 100, 256, 300])
+def test_columns_stay_columns_through_several_products(rows: int) -> None:
+    second = RNG.standard_normal((24, 40), dtype=np.float32)
+    found = Turned().by_columns(mx.array(X[:rows]), lambda c: mx.matmul(mx.array(second), mx.matmul(mx.array(W), c)))
+    np.testing.assert_allclose(np.array(found), X[:rows] @ W.T @ second.T, rtol=1e-3, atol=1e-3)
+
+
+def test_a_tall_product_has_spare_rows_at_both_ends_and_whole_multiples_between() -> None:
+    heights: list[int] = []
+
+    def compute(columns: mx.array) -> mx.array:
+        heights.append(columns.shape[1])
+        assert not np.array(columns[:, :8]).any()
+        assert not np.array(columns[:, -8:]).any()
+        return columns
+
+    assert np.array_equal(np.array(Turned().by_columns(mx.array(X), compute)), X)
+    assert heights == [256 + 16, 48 + 16]
+
+
+def test_constants_are_made_once() -> None:
+    assert constant((2, 3), 1.5) is constant((2, 3), 1.5)
+    assert np.array(constant((1, 2), -np.inf)).tolist() == [[-np.inf, -np.inf]]

@@ -1,0 +1,73 @@
+"""The self-check finds ways that are exact here, takes the first, and says so when there is none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from onecopy.runtime.numerics import probe as checks
+from onecopy.runtime.numerics.arrange import PLAIN, Arrangement
+from onecopy.runtime.numerics.probe import exact_linear, exact_tile, linear_is_exact, plain, probe
+
+SHAPES = [(96, 64), (960, 576), (3072, 576)]
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> None:
+    exact_linear.cache_clear()
+    exact_tile.cache_clear()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_way_found_gives_rows_bits_of_their_own_at_heights_the_check_did_not_try(shape: tuple[int, int]) -> None:
+    how = exact_linear(*shape, False)
+    assert how is not None
+    draw = np.random.default_rng(8)
+    w = mx.array(draw.standard_normal(shape, dtype=np.float32))
+    x = mx.array(draw.standard_normal((256, shape[1]), dtype=np.float32))
+    whole = np.array(how.product(x, w))
+    for n in (1, 10, 11, 15, 19, 27, 40, 77, 130, 255):
+        assert np.array_equal(np.array(how.product(x[:n], w)), whole[:n])
+        assert np.array_equal(np.array(how.product(x[256 - n :], w)), whole[256 - n :])
+
+
+def test_the_same_machine_finds_the_same_ways() -> None:
+    first = probe([(96, 64)], [(320, 64)], [(2, 2, 16, 16)])
+    _forget_all()
+    assert probe([(96, 64)], [(320, 64)], [(2, 2, 16, 16)]) == first
+    assert first.exact
+    assert "96x64: " in first.mode
+
+
+def _forget_all() -> None:
+    exact_linear.cache_clear()
+    exact_tile.cache_clear()
+
+
+class Leaky(Arrangement):
+    """A way on a machine where a row's bits change with the rows beside it."""
+
+    def product(self, x: Any, w: Any) -> Any:
+        return super().product(x, w) * (1.0 + 1e-7 * (x.shape[0] % 7))
+
+
+def test_a_row_whose_bits_change_with_the_height_is_seen() -> None:
+    x, w = mx.ones((64, 16)), mx.ones((32, 16))
+    assert linear_is_exact(x, w, Arrangement(most=1), (1, 2, 9, 64))
+    assert not linear_is_exact(x, w, Leaky(), (1, 2, 9, 64))
+
+
+def test_a_machine_without_an_exact_way_is_reported_and_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "BODY", (Leaky(),))
+    found = probe([(96, 64)], [], [])
+    assert not found.exact
+    assert found.reasons == ("linear 96x64: no arrangement is exact",)
+    assert found.choose(96, 64, False) == PLAIN
+
+
+def test_without_the_check_nothing_is_promised() -> None:
+    found = plain("chosen by --fast")
+    assert (found.exact, found.reasons) == (False, ("chosen by --fast",))
+    assert found.choose(5, 5, True) == PLAIN
