@@ -18,18 +18,17 @@ from onecopy.runtime.core import Actor, Ref, Reply, handles
 from onecopy.runtime.errors import NotPersisting, OnecopyError, Unavailable
 from onecopy.runtime.rows.layout import BLOCK
 from onecopy.runtime.seams import Clock
-from onecopy.runtime.store import ROOT, Kind, Record, Stored
+from onecopy.runtime.store import ROOT, Kind, Record
 from onecopy.runtime.store.permit import Layout, charge
 
 from .messages.stager import CancelSave, Flush, Forgotten, Restore, RestoreReport, Save, SaveReport, StagerStatistics
-from .messages.store import Plan, Planned, Put, Read, Touch
+from .messages.store import Plan, Planned, Put, Touch
+from .refill import Refill
 
 LOG = logging.getLogger("onecopy.store")
 
 BACKOFF = (1.0, 2.0, 4.0, 8.0, 15.0)
 """Seconds before each further attempt at a window. After the last the save ends as dirty and its hold goes back."""
-AHEAD = 2
-"""Blocks read from disk before the writer has taken them: enough to keep the disk busy, and little memory."""
 PART = 8 << 20
 """Bytes written by one commit, or one record if that is larger: what a stop or a cancel may have to wait for."""
 WARN_EVERY = 60.0
@@ -304,46 +303,13 @@ class Stager(Actor):
 
     async def _restore(self, ask: Restore, reply: Reply[RestoreReport]) -> None:
         begun = self._clock.now()
-        send, receive = trio.open_memory_channel[Stored](AHEAD - 1)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._read_in_order, ask, send)
-            blocks, anchored, read = await self._write_in_order(ask, receive)
-            nursery.cancel_scope.cancel()
-        rows = ask.anchor[0] if anchored and ask.anchor is not None else (ask.first + blocks) * BLOCK
-        report = RestoreReport(rows, anchored, blocks, read, self._clock.now() - begun)
+        refill = Refill(ask, self._store)
+        await refill.run()
+        report = refill.report(self._clock.now() - begun)
         self._totals["restores"] += 1
-        self._totals["read_bytes"] += read
+        self._totals["read_bytes"] += report.read
         _log_restore(ask.owner, report)
         reply.set(report)
-
-    async def _write_in_order(self, ask: Restore, receive: trio.MemoryReceiveChannel[Stored]) -> tuple[int, bool, int]:
-        """Hands what arrives to the writer. Returns blocks written, whether the anchor was, and bytes read."""
-        blocks, anchored, read = 0, False, 0
-        try:
-            async for stored in receive:
-                read += stored.size
-                if stored.kind is Kind.BLOCK:
-                    await ask.writer.write_block(ask.segment, ask.first + blocks, stored.tensors)
-                    blocks += 1
-                else:
-                    await ask.writer.write_anchor(ask.segment, stored.start + len(stored.tokens), stored.tensors)
-                    anchored = True
-        except OnecopyError as error:
-            LOG.warning("restoring %s stopped after %d blocks: %s", ask.owner, blocks, error.message)
-        return blocks, anchored, read
-
-    async def _read_in_order(self, ask: Restore, send: trio.MemorySendChannel[Stored]) -> None:
-        keys = ask.keys if ask.anchor is None else (*ask.keys, ask.anchor[1])
-        async with send:
-            for key in keys:
-                try:
-                    stored = await self._store.ask(Read(key))
-                except OnecopyError as error:
-                    LOG.warning("reading rows of %s: %s", ask.owner, error.message)
-                    return
-                if stored is None:
-                    return
-                await send.send(stored)
 
     # -- telling
 
