@@ -54,12 +54,10 @@ class Filling:
 
     async def write_block(self, segment: int, block: int, tensors: Tensors) -> None:
         """Rows before the frontier are there already, bit for bit; only those past it are written."""
-        found = self._door.segment(segment, block * BLOCK)
+        slots = await self._slots_at(segment, block * BLOCK)
+        found = self._door.segment(segment, block * BLOCK)  # looked up again: a bank may have ended while it took
         start = max(block * BLOCK, found.frontier)
         rows = {key: array[:, start - block * BLOCK :] for key, array in tensors.items()}
-        if found.id not in self._slots:
-            self._slots[found.id] = await self._device.run(row_slots, self._pool, found.id)
-        slots = self._slots[found.id]
         if slots is None:
             await self._device.run(write_rows, self._pool, found.id, start, rows)
             return
@@ -71,3 +69,9 @@ class Filling:
     async def write_anchor(self, segment: int, at: int, tensors: Tensors) -> None:
         if tensors:
             await self.write_block(segment, at // BLOCK, tensors)
+
+    async def _slots_at(self, segment: int, position: int) -> Tensors | None:
+        found = self._door.segment(segment, position)
+        if found.id not in self._slots:
+            self._slots[found.id] = await self._device.run(row_slots, self._pool, found.id)
+        return self._slots[found.id]
