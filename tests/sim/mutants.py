@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
-from onecopy.actors import running, session, stager
+from onecopy.actors import running, session
+from onecopy.actors.away import OnDisk
 from onecopy.actors.bank import Bank
 from onecopy.actors.disk_side import DiskSide
-from onecopy.actors.keeping import Keeping
 from onecopy.actors.messages.lane import Cancel
+from onecopy.actors.rows_door import Filling
 from onecopy.actors.rows_store import RowsStore
 from onecopy.runtime.core import Mailbox
 from onecopy.runtime.decode import verify
@@ -207,13 +208,15 @@ def _replies_forgotten() -> contextlib.AbstractContextManager[Any]:
     return mock.patch.object(Mailbox, "close", close)
 
 
-def _skips_a_block() -> contextlib.AbstractContextManager[Any]:
-    right = stager.Stager._read_in_order
+def _repeats_a_block() -> contextlib.AbstractContextManager[Any]:
+    right = Filling.write_block
 
-    async def wrong(self: Any, ask: Any, send: Any) -> None:
-        await right(self, replace(ask, keys=ask.keys[1:]), send)
+    async def wrong(self: Any, segment: int, block: int, tensors: Any) -> None:
+        first = self.__dict__.setdefault("first", tensors)
+        same = all(first[name].shape == rows.shape for name, rows in tensors.items())
+        await right(self, segment, block, first if same else tensors)
 
-    return mock.patch.object(stager.Stager, "_read_in_order", wrong)
+    return mock.patch.object(Filling, "write_block", wrong)
 
 
 def _crashing(seed: int) -> Scenario:
@@ -224,14 +227,7 @@ def _full(seed: int) -> Scenario:
     return replace(scenario(seed), mailbox=2)
 
 
-def _stale_keys() -> contextlib.AbstractContextManager[Any]:
-    right = Keeping._wish
-
-    def wish(self: Keeping, conversation: Any, leaf: Segment, *, whole: bool) -> Any:
-        return replace(right(self, conversation, leaf, whole=whole), known=self.on_disk(conversation.id).keys)
-
-    return mock.patch.object(Keeping, "_wish", wish)
-
+_all_keys_hold = patch(OnDisk, "upto", lambda self, rows: self)
 
 MUTANTS = (
     Mutant("no fsync", "files are never synced", patch(SimFile, "sync", lambda self: None), stored),
@@ -260,8 +256,8 @@ MUTANTS = (
     Mutant("queue not served", "memory that comes back wakes nobody", patch(Bank, "_serve_queue", lambda self: None)),
     Mutant("full mailbox drops", "a message to a full mailbox vanishes", _drops_when_full, _full),
     Mutant("replies forgotten", "an actor that ends answers nobody", _replies_forgotten, _crashing),
-    Mutant("restore skips a block", "the second block comes back in the place of the first", _skips_a_block, stored),
-    Mutant("stale keys", "rows written after a rewind go under the keys of the old ones", _stale_keys, stored),
+    Mutant("restore repeats a block", "the first block comes back in place of the second", _repeats_a_block, stored),
+    Mutant("stale keys", "rows written after a rewind go under the keys of the old ones", _all_keys_hold, stored),
     Mutant(
         "restore outlives lease",
         "rows from disk go on into a segment that somebody else has",
