@@ -15,6 +15,7 @@ from onecopy.runtime.errors import Conflict, NotFound, OnecopyError, Unsupported
 from onecopy.runtime.seams.clock import Clock
 
 from .messages.bank import Find, Forget, Fork, Kept, ListKept, Pin, Preserve
+from .messages.stager import KeysInFlight
 from .messages.store import DropConversation, Export, Import, ListOwned, Owned
 from .service import SessionInfo
 
@@ -26,11 +27,14 @@ SALTS = 1024
 
 
 class Sessions:
-    """store: the rows store, None without one. new_id: a fresh id that begins as told."""
+    """store, stager: None without a disk. new_id: a fresh id that begins as told."""
 
-    def __init__(self, bank: Ref, store: Ref | None, clock: Clock, new_id: Callable[[str], str]) -> None:
+    def __init__(
+        self, bank: Ref, store: Ref | None, stager: Ref | None, clock: Clock, new_id: Callable[[str], str]
+    ) -> None:
         self._bank = bank
         self._store = store
+        self._stager = stager
         self._clock = clock
         self._new_id = new_id
         self._salts: OrderedDict[bytes, None] = OrderedDict({b"": None})
@@ -43,9 +47,12 @@ class Sessions:
             self._salts.popitem(last=False)
 
     async def all(self) -> Sequence[SessionInfo]:
+        # In this order: what is saved meanwhile is in the bank's books by then.
+        stored = await self._stored()
+        known = set(await self._in_flight())
         kept = await self._bank.ask(ListKept())
-        known = {k.tip for k in kept}
-        stored = [o for o in await self._stored() if known.isdisjoint((o.conversation.tip, o.conversation.block))]
+        known.update(k.tip for k in kept)
+        stored = tuple(o for o in stored if known.isdisjoint((o.conversation.tip, o.conversation.block)))
         return [*map(self._info, kept), *map(_stored_info, stored)]
 
     async def one(self, id: str) -> SessionInfo:
@@ -102,6 +109,12 @@ class Sessions:
             with contextlib.suppress(OnecopyError):
                 return await self._store.ask(ListOwned(tuple(self._salts)))
         return ()
+
+    async def _in_flight(self) -> frozenset[bytes]:
+        if self._stager is not None:
+            with contextlib.suppress(OnecopyError):
+                return await self._stager.ask(KeysInFlight())
+        return frozenset()
 
     async def _find(self, id: str) -> Owned:
         found = next((o for o in await self._stored() if _id(o.conversation.tip) == id), None)

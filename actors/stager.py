@@ -21,7 +21,17 @@ from onecopy.runtime.seams import Clock
 from onecopy.runtime.store import ROOT, Kind, Record
 from onecopy.runtime.store.permit import Layout, charge
 
-from .messages.stager import CancelSave, Flush, Forgotten, Restore, RestoreReport, Save, SaveReport, StagerStatistics
+from .messages.stager import (
+    CancelSave,
+    Flush,
+    Forgotten,
+    KeysInFlight,
+    Restore,
+    RestoreReport,
+    Save,
+    SaveReport,
+    StagerStatistics,
+)
 from .messages.store import Plan, Planned, Put, Touch
 from .refill import Refill
 
@@ -312,6 +322,11 @@ class Stager(Actor):
         reply.set(report)
 
     # -- telling
+
+    @handles(KeysInFlight)
+    def keys_in_flight(self, _: KeysInFlight, reply: Reply[frozenset[bytes]]) -> None:
+        plans = [task.plan for task in self._running.values() if task.plan is not None]
+        reply.set(frozenset(key for plan in plans for key in (*plan.keys, plan.end) if key is not None))
 
     @handles(StagerStatistics)
     def stager_statistics(self, _: StagerStatistics, reply: Reply[dict[str, Any]]) -> None:

@@ -98,8 +98,8 @@ class System:
         self._disk = disk
         self._drain = options.drain
         self._supervisor = Supervisor(children, on_event=_log_event)
-        store = self._supervisor.ref("rows store") if self._keeps else None
-        self._sessions = Sessions(self._supervisor.ref("bank"), store, clock, self.new_id)
+        store, stager = map(self._supervisor.ref, ("rows store", "stager")) if self._keeps else (None, None)
+        self._sessions = Sessions(self._supervisor.ref("bank"), store, stager, clock, self.new_id)
         self.card = self._make_card(options)
 
     @classmethod

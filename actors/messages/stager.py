@@ -133,6 +133,13 @@ class Flush(Ask[tuple[str, ...]]):
 
 
 @dataclass(frozen=True, slots=True)
+class KeysInFlight(Ask[frozenset[bytes]]):
+    """Keys of the records that saves under way have written or will write: ends of nothing yet."""
+
+    control: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
 class StagerStatistics(Ask[dict[str, Any]]):
     """Saves and restores so far, the permit and its use, owners in work and dirty ones, `persisting`, `why_not`."""
 
