@@ -7,6 +7,8 @@ import logging
 import os
 import random
 import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,11 @@ import pytest
 import trio
 from onecopy.actors import keeping, stager
 from onecopy.actors import system as root
+from onecopy.actors.messages.stager import SaveReport
+from onecopy.actors.stager import Permit
 from onecopy.runtime.errors import StoreUnusable
+from onecopy.runtime.rows.layout import Layout
+from onecopy.runtime.store import cold_charge
 
 from tests.support.faults import FaultyDisk
 from tests.support.system import Reply, Whole, body, eventually, serving, system_text, user
@@ -374,3 +380,58 @@ async def test_rows_that_a_stop_has_no_time_for_are_named(
 async def _open_later(disk: FaultyDisk) -> None:
     await trio.sleep(1.0)
     disk.open.set()
+
+
+# --- the permit, over the layout of a served model
+
+
+async def staged_save(
+    tiny: Path, store: str, monkeypatch: pytest.MonkeyPatch, size: int | None
+) -> tuple[SaveReport, int, int, int]:
+    """A cold save of a conversation under a permit (None: of its own cold charge): its report, the most bytes that were
+    staged at once, its cold charge, and the charge of saving another turn."""
+    layout: list[Layout] = []
+
+    def sized(context: int, of: Layout, budget: int) -> int:
+        layout.append(of)
+        return size or cold_charge(6 * BLOCK + 60, of) or 0
+
+    monkeypatch.setattr(root, "permit", sized)
+    reports, most, take = list[SaveReport](), [0], Permit.take
+
+    @asynccontextmanager
+    async def watched(self: Permit, n: int) -> AsyncIterator[None]:
+        async with take(self, n):
+            most.append(self.used)
+            yield
+
+    monkeypatch.setattr(Permit, "take", watched)
+    monkeypatch.setattr(stager, "_log_save", lambda owner, report: reports.append(report))
+    async with serving(tiny, store=store) as whole:
+        reply = await whole.ask(body(*about(6)))
+        await saved(whole)
+        first, cold = max(most), cold_charge(reply.prompt + len(reply.tokens), layout[0])
+        most.clear()
+        await whole.ask(body(*grown(about(6), reply, TEXT[: 2 * BLOCK])))
+        await saved(whole)
+        second = max(most)
+    assert cold is not None
+    return reports[0], first, cold, second
+
+
+async def test_a_permit_for_a_state_stages_its_cold_save_whole_and_the_next_save_only_what_is_new(
+    tiny: Path, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report, first, cold, second = await staged_save(tiny, store, monkeypatch, None)
+    assert (report.complete, report.windows, report.blocks) == (True, 1, 6)
+    assert report.written <= first <= cold
+    assert second < first / 2
+
+
+async def test_under_a_small_permit_the_same_save_is_written_in_windows(
+    tiny: Path, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report, first, cold, _ = await staged_save(tiny, store, monkeypatch, 500_000)
+    assert (report.complete, report.blocks) == (True, 6)
+    assert report.windows > 1
+    assert first <= 500_000 < cold
