@@ -139,12 +139,16 @@ class Reader:
             yield from self._answer(span)
 
     def _answer(self, span: Span) -> Iterator[Span]:
-        """Answer text goes on to the calls; what earlier stages dropped passes by."""
+        """Answer text goes on to the calls, up to a stop string; what earlier stages dropped passes by."""
+        if self.stop is not None:
+            return
         if span.kind != "text" or not span.text or self._calls is None:
             yield from self._stoppable(span)
             return
         for part in self._calls.feed(span.text):
             yield from self._stoppable(part)
+            if self._stop.hit is not None:
+                return
 
     def _stoppable(self, span: Span) -> Iterator[Span]:
         """Answer text is searched for stop strings; behind one, nothing comes."""

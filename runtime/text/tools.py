@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ..turn import Tool
 from .bodies import JsonBody, WholeBody
@@ -51,12 +51,17 @@ class Calls:
         """Whether the reply ends here: the one call wanted is complete."""
         return self._ledger.full
 
-    def feed(self, text: str) -> list[Span]:
-        """More of the answer. Behind the one call wanted, nothing comes."""
-        spans: list[Span] = []
+    def feed(self, text: str) -> Iterator[Span]:
+        """More of the answer. Behind the one call wanted, nothing comes.
+
+        Reads only as far as its spans are taken: who stops taking them leaves the calls behind unread.
+        """
         while text and not self.done:
+            spans: list[Span] = []
             text = self._state(text, spans)
-        return [*spans, dropped(len(text))] if text else spans
+            yield from spans
+        if text:
+            yield dropped(len(text))
 
     def _outside(self, text: str, spans: list[Span]) -> str:
         before, hit, rest = self._start.feed(text)

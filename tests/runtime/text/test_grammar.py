@@ -239,7 +239,7 @@ def test_a_forced_reply_is_a_call_that_reads_back(style: str, text: str) -> None
     assert takes(forced(style, (FIND, STOP), "required"), text)
     assert takes(forced(style, (FIND, STOP), "find"), text)
     calls = Calls(tool_format(style), (FIND, STOP), new_id=lambda: "id")
-    calls.feed(text)
+    list(calls.feed(text))
     assert calls.complete == 1
 
 

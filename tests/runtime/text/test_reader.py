@@ -348,3 +348,13 @@ def test_finishing_twice_delivers_once() -> None:
     one.feed(0)
     assert one.finish() == [Text("ST", (0,))]
     assert one.finish() == []
+
+
+def test_a_call_behind_a_stop_string_does_not_count_however_the_reply_is_cut() -> None:
+    form = ReplyFormat(stop=("STOP",), tools=(WRITE, OTHER))
+    text = 'on STOP <tool_call>\n{"name": "other", "arguments": {}}\n</tool_call>'
+    for places in ([], [7], [3, 5, 20]):
+        script = Script(cut(text.encode(), places))
+        mine = reader(script, form, "json_tools")
+        play(script, mine, was_cut=False)
+        assert (mine.stop, mine.calls, mine.finish_reason("stop")) == ("STOP", 0, "stop")

@@ -73,7 +73,7 @@ def test_two_calls_have_their_own_index_and_id(before: str) -> None:
 
 def test_arguments_come_while_they_are_written() -> None:
     calls = Calls(tool_format("json_tools"), TOOLS, new_id=lambda: "id")
-    head = calls.feed('<tool_call>\n{"name": "write", "arguments": {"text": "on')
+    head = list(calls.feed('<tool_call>\n{"name": "write", "arguments": {"text": "on'))
     assert [(s.name, s.text) for s in head if s.kind == "call"] == [("write", ""), (None, '{"text": "on')]
     assert [s.text for s in calls.feed("ce upon")] == ["ce upon"]
 
@@ -178,7 +178,7 @@ def test_a_cut_in_a_second_call_leaves_the_first_complete() -> None:
 def test_without_parallel_calls_there_is_at_most_one() -> None:
     ids = count()
     calls = Calls(tool_format("json_tools"), TOOLS, parallel=False, new_id=lambda: str(next(ids)))
-    calls.feed(call("write", text="a"))
+    list(calls.feed(call("write", text="a")))
     assert calls.done
 
 
