@@ -16,7 +16,7 @@ import trio
 from onecopy.runtime.core import Actor, Reply, handles
 from onecopy.runtime.errors import Conflict, InsufficientMemory, NotFound, OnecopyError, Overloaded
 from onecopy.runtime.rows.ledger import Conversation, Grant, Ledger, Shortage
-from onecopy.runtime.rows.ops import RowOp, Trim
+from onecopy.runtime.rows.ops import Allocate, CopyRows, Drop, LoadAnchor, ResizeLayer, RowOp, SaveAnchor, Trim
 from onecopy.runtime.rows.segments import Lease
 from onecopy.runtime.seams.clock import Clock
 from onecopy.runtime.seams.device import Device
@@ -75,11 +75,12 @@ class Bank(Actor):
         self._disk = disk or NoDisk()
         self._queue: deque[Queued] = deque()
         self._held_for = 0.0
+        self._undone: tuple[RowOp, ...] = ()
         self._begun: dict[int, float] = {}
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
-            self._disk.begin(self.ref, nursery)
+            self._disk.begin(self.ref, nursery, self._order)
             nursery.start_soon(self._keep_house)
             await super().run()
 
@@ -101,7 +102,17 @@ class Bank(Actor):
     def _order(self) -> None:
         orders: tuple[RowOp, ...] = self._ledger.take_orders()
         if orders:
-            self._device.post(self._apply, (*orders, Trim()) if _frees(orders) else orders)
+            self._device.post(self._carry_out, (*orders, Trim()) if _frees(orders) else orders)
+
+    def _carry_out(self, orders: tuple[RowOp, ...]) -> None:
+        """On the device thread. An error surfaces on its next call, whoever makes it; what was not made whole is gone
+        until then, so that no round reads it."""
+        try:
+            self._apply(orders)
+        except Exception:
+            self._undone = (*self._undone, *orders)
+            self._apply(tuple(Drop(segment) for segment in _made(orders)))
+            raise
 
     # --- admission
 
@@ -222,6 +233,22 @@ class Bank(Actor):
     def lane_lost(self, _: LaneLost) -> None:
         for turn in list(self._ledger.turns):
             self._lost(turn, self._ledger.turns[turn].frontier)
+        for conversation in [c for c in self._ledger.conversations.values() if self._spoilt(c)]:
+            self._give_up(conversation)
+        gone = tuple(op for op in self._undone if isinstance(op, Drop | Trim))
+        self._undone = ()
+        if gone:
+            self._device.post(self._carry_out, gone)
+        self._after_drop()
+
+    def _spoilt(self, conversation: Conversation) -> bool:
+        """Orders for its buffers were not carried out: its rows may not be what the books say."""
+        made = _made(self._undone)
+        return bool(made) and any(s.id in made for s in conversation.tip.ancestors())
+
+    def _give_up(self, conversation: Conversation) -> None:
+        self._ledger.forget(conversation.id)
+        self._disk.left(conversation)
 
     def _lost(self, turn: int, keep: int) -> None:
         """Its round failed: rows of committed rounds stay, restored ones that no round ran on yet do not."""
@@ -236,7 +263,10 @@ class Bank(Actor):
         now = self._clock.now()
         conversation = self._ledger.turns[turn].conversation
         self._ledger.release(turn, keep, now)
-        self._disk.ended(turn, conversation)
+        if conversation.id in self._ledger.conversations and self._spoilt(conversation):
+            self._give_up(conversation)
+        else:
+            self._disk.ended(turn, conversation)
         took = now - self._begun.pop(turn, now)
         self._held_for += (took - self._held_for) / 8 if self._held_for else took
         self._order()
@@ -383,3 +413,9 @@ def refusal(short: Shortage) -> InsufficientMemory:
 
 def _frees(orders: tuple[RowOp, ...]) -> bool:
     return any(type(op).__name__ in ("Drop", "ResizeLayer") for op in orders)
+
+
+def _made(orders: tuple[RowOp, ...]) -> set[int]:
+    """Segments whose buffers or states orders make, fill or move."""
+    out = {op.target for op in orders if isinstance(op, CopyRows)}
+    return out | {op.segment for op in orders if isinstance(op, Allocate | ResizeLayer | SaveAnchor | LoadAnchor)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import trio
 from onecopy.runtime.core import Ref, Reply
 from onecopy.runtime.errors import Unsupported
@@ -21,8 +23,8 @@ class NoDisk:
     def __init__(self) -> None:
         self.away = Away()
 
-    def begin(self, bank: Ref, nursery: trio.Nursery) -> None:
-        """Before the first message: where to report to, and where to run."""
+    def begin(self, bank: Ref, nursery: trio.Nursery, order: Callable[[], None]) -> None:
+        """Before the first message: where to report to, where to run, and how the device gets the books' orders."""
 
     async def flush(self) -> None:
         """At the end: what is not on disk yet goes there, within its time."""
@@ -124,9 +126,9 @@ class DiskSide(NoDisk):
         self._keeping = Keeping(ledger, door, store, stager, clock)
         self._restoring = Restoring(ledger, door, store, stager, clock)
 
-    def begin(self, bank: Ref, nursery: trio.Nursery) -> None:
+    def begin(self, bank: Ref, nursery: trio.Nursery, order: Callable[[], None]) -> None:
         self._nursery = nursery
-        self._keeping.begin(bank, nursery)
+        self._keeping.begin(bank, nursery, order)
         self._restoring.begin(bank, nursery)
 
     async def flush(self) -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 
 import trio
 from onecopy.runtime.core import Ref, Reply
-from onecopy.runtime.errors import NotFound, OnecopyError, Unavailable
+from onecopy.runtime.errors import Conflict, NotFound, OnecopyError, Unavailable
 from onecopy.runtime.rows.layout import BLOCK
 from onecopy.runtime.rows.ledger import Conversation, Grant, Ledger
 from onecopy.runtime.rows.segments import Segment, chain_tokens
@@ -20,9 +21,9 @@ from onecopy.runtime.seams.clock import Clock
 
 from .away import OnDisk
 from .messages.bank import Kept, Preserved, Saved, Source
-from .messages.stager import CancelSave, Forgotten, Save
+from .messages.stager import CancelSave, Forgotten, RowsReader, Save
 from .messages.store import DropConversation, Supersede
-from .rows_door import RowsDoor
+from .rows_door import RowsDoor, StateDoor
 
 LOG = logging.getLogger("onecopy.store")
 
@@ -53,12 +54,15 @@ class Keeping:
         self._saving: dict[str, float] = {}
         self._failed: dict[str, float] = {}
         self._written: dict[str, int] = {}
+        self._recurrent = ledger.layout.recurrent
         self._bank: Ref
         self._nursery: trio.Nursery
+        self._order: Callable[[], None]
 
-    def begin(self, bank: Ref, nursery: trio.Nursery) -> None:
+    def begin(self, bank: Ref, nursery: trio.Nursery, order: Callable[[], None]) -> None:
         self._bank = bank
         self._nursery = nursery
+        self._order = order
 
     @property
     def busy(self) -> bool:
@@ -77,28 +81,45 @@ class Keeping:
 
     def after_rows(self, conversation: Conversation, leaf: Segment) -> None:
         """A running turn has written rows: a long prefill is saved as it goes."""
-        if leaf.frontier - leaf.saved >= EVERY * BLOCK and conversation.id not in self._failed:
+        due = leaf.frontier - leaf.saved >= EVERY * BLOCK and not self._recurrent
+        if due and conversation.id not in self._failed:
             self.save(conversation, leaf)
 
     def save(self, conversation: Conversation, leaf: Segment) -> None:
-        """Starts a save of whole blocks, unless one runs or nothing is new."""
-        if _dirty(leaf) and conversation.id not in self._saving:
-            leaf.holds[HOLD] = leaf.frontier // BLOCK * BLOCK
-            self._saving[conversation.id] = self._clock.now()
-            self._nursery.start_soon(self._save, leaf.id, self._wish(conversation, leaf, whole=True))
+        """Starts a save of whole blocks (and of a recurrent state), unless one runs or nothing is new."""
+        if conversation.id in self._saving or not self._dirty(leaf):
+            return
+        wish = self._wish(conversation, leaf, whole=not self._recurrent)
+        if wish is None:
+            return
+        leaf.holds[HOLD] = len(wish.tokens)
+        self._saving[conversation.id] = self._clock.now()
+        self._nursery.start_soon(self._save, leaf.id, wish)
 
-    def _wish(self, conversation: Conversation, leaf: Segment, *, whole: bool) -> Save:
-        """whole: blocks only; otherwise the rows behind the last one too, as the state at the end."""
+    def _dirty(self, leaf: Segment) -> bool:
+        return (leaf.frontier if self._recurrent else leaf.frontier // BLOCK * BLOCK) > leaf.saved
+
+    def _wish(self, conversation: Conversation, leaf: Segment, *, whole: bool) -> Save | None:
+        """whole: blocks only; otherwise what is behind the last one too, as the state at the end.
+
+        None when a recurrent state is not the one at the end of the rows, or cannot be kept while it is written.
+        """
+        reader: RowsReader = self._door
+        if self._recurrent:
+            anchor = self._ledger.keep_state(leaf.id)
+            if anchor is None:
+                return None
+            reader = self._door.with_state(anchor)
         rows = leaf.frontier // BLOCK * BLOCK if whole else leaf.frontier
         tokens, known = tuple(chain_tokens(leaf, rows)), self.on_disk(conversation, leaf).keys
         used = int(self._clock.wall() - (self._clock.now() - conversation.used))
-        return Save(conversation.id, tokens, leaf.id, self._door, conversation.salt, not whole, known, used)
+        return Save(conversation.id, tokens, leaf.id, reader, conversation.salt, not whole, known, used)
 
     async def _save(self, segment: int, wish: Save) -> None:
         report = None
         with contextlib.suppress(OnecopyError):
             report = await self._stager.ask(wish)
-        self._bank.tell(Saved(wish.owner, segment, report))
+        self._bank.tell(Saved(wish.owner, segment, report, _state(wish)))
 
     def saved(self, message: Saved) -> None:
         """The hold goes; what the report names is on disk. Rows that came meanwhile are next."""
@@ -107,6 +128,7 @@ class Keeping:
         leaf = self._ledger.segments.get(message.segment)
         if leaf is not None:
             leaf.holds.pop(HOLD, None)
+        self._let_go(message)
         found = self._ledger.conversations.get(name)
         if found is None:
             self._forget(name)
@@ -115,6 +137,10 @@ class Keeping:
         if name in self._failed or found.tip.lease is not None:
             return
         self.save(found, found.tip)
+
+    def _let_go(self, message: Saved) -> None:
+        if message.state is not None:
+            self._ledger.drop_state(message.state)
 
     def _note(self, message: Saved) -> None:
         name, report = message.conversation, message.report
@@ -134,11 +160,18 @@ class Keeping:
         """A state behind the last block that a later state has overtaken serves nobody."""
         before = self._disk.get(name, NOTHING)
         if before.anchor and before.anchor != now.anchor and now.rows > before.rows:
-            self._store.tell(Supersede((before.anchor,)))
+            now = self._overtake(before, now)
         elif before.anchor and now.anchor is None and now.keys == before.keys:
             return
         self._disk[name] = now
         self._of[name] = self._ledger.conversations[name]
+
+    def _overtake(self, before: OnDisk, now: OnDisk) -> OnDisk:
+        """Drops the state before. A recurrent one stays until there are two later ones: an edit goes back to it."""
+        gone = before.older if self._recurrent else before.anchor
+        if gone is not None:
+            self._store.tell(Supersede((gone,)))
+        return replace(now, older=before.anchor) if self._recurrent else now
 
     def came_back(self, grant: Grant, source: Source) -> None:
         """A conversation's rows came from disk: what is there need not be hashed or written again."""
@@ -152,7 +185,7 @@ class Keeping:
 
     def before_drop(self, conversation: Conversation) -> bool:
         """Whether idle rows may go as they are. Otherwise a save begins, and they may go when it is done."""
-        if conversation.id in self._failed or conversation.tip.frontier < BLOCK:
+        if conversation.id in self._failed:
             return True
         self.save(conversation, conversation.tip)
         return conversation.id not in self._saving
@@ -199,8 +232,10 @@ class Keeping:
 
     def preserve(self, conversation: Conversation, reply: Reply[Kept], forget: bool) -> None:
         """Saves an idle conversation to its last row; the bank hears `Preserved`."""
-        conversation.tip.holds[KEEP] = conversation.tip.frontier
         wish = self._wish(conversation, conversation.tip, whole=False)
+        if wish is None:
+            raise Conflict(f"Session {conversation.id} ends inside a reply; its state can be kept after its next turn.")
+        conversation.tip.holds[KEEP] = conversation.tip.frontier
         self._nursery.start_soon(self._preserve, wish, reply, forget)
 
     async def _preserve(self, wish: Save, reply: Reply[Kept], forget: bool) -> None:
@@ -211,13 +246,14 @@ class Keeping:
             error = raised
         if report is not None and not report.complete:
             error = Unavailable(f"The session could not be written to disk: {report.error}.", retry_after=RETRY)
-        self._bank.tell(Preserved(Saved(wish.owner, wish.segment, report), reply, forget, error))
+        self._bank.tell(Preserved(Saved(wish.owner, wish.segment, report, _state(wish)), reply, forget, error))
 
     def preserved(self, message: Preserved) -> Conversation:
         """The hold goes; the conversation, or the error for whoever asked."""
         leaf = self._ledger.segments.get(message.saved.segment)
         if leaf is not None:
             leaf.holds.pop(KEEP, None)
+        self._let_go(message.saved)
         found = self._ledger.conversations.get(message.saved.conversation)
         if found is None:
             raise NotFound(f"Session {message.saved.conversation} is gone.")
@@ -230,12 +266,12 @@ class Keeping:
         """Saves everything dirty to the last row, last used first; one log line names what did not make it."""
         kept = sorted(self._ledger.conversations.values(), key=lambda c: c.used, reverse=True)
         left = dict.fromkeys(c.id for c in kept if self._end(c).frontier > self._end(c).saved)
+        wishes = [self._wish(c, self._end(c), whole=False) for c in kept if c.id in left]
+        self._order()
         with trio.move_on_after(seconds):
             async with trio.open_nursery() as nursery:
-                for c in [c for c in kept if c.id in left]:
-                    nursery.start_soon(
-                        self._flush, replace(self._wish(c, self._end(c), whole=False), again=False), left
-                    )
+                for wish in [w for w in wishes if w is not None]:
+                    nursery.start_soon(self._flush, replace(wish, again=False), left)
         if left:
             names = ", ".join(left)
             LOG.warning("stopping: rows of %d sessions are not on disk to the last one: %s", len(left), names)
@@ -253,5 +289,6 @@ class Keeping:
         return written[-1] if written else conversation.tip
 
 
-def _dirty(leaf: Segment) -> bool:
-    return leaf.frontier // BLOCK * BLOCK > leaf.saved
+def _state(wish: Save) -> int | None:
+    """The anchor that was taken for a save."""
+    return wish.reader.anchor if isinstance(wish.reader, StateDoor) else None

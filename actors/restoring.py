@@ -59,7 +59,10 @@ class Restoring:
         with contextlib.suppress(OnecopyError):
             wish = Lookup(ask.wanted.tokens, ask.wanted.salt, PIN)
             found = await self._store.ask(wish, self._clock.now() + LOOK)
-        self._bank.tell(LookedUp(ask, reply, source_of(found, len(ask.wanted.tokens))))
+        self._bank.tell(LookedUp(ask, reply, self._source(found, len(ask.wanted.tokens))))
+
+    def _source(self, found: Found | None, prompt: int) -> Source:
+        return (resumable_source if self._ledger.layout.recurrent else source_of)(found, prompt)
 
     def extends(self, ask: Admit, grant: Grant, source: Source) -> bool:
         """The disk has at least one row that the grant has not, beside the last one, which is always computed."""
@@ -84,6 +87,8 @@ class Restoring:
         self.under_way.discard(message.grant.lease.turn)
         grant, report, tokens = message.grant, message.report, message.ask.wanted.tokens
         rows = min(report.rows, len(tokens) - 1) if report is not None else 0
+        if self._ledger.layout.recurrent and (report is None or not report.anchor):
+            rows = 0
         if rows <= grant.matched or grant.lease.turn not in self._ledger.turns:
             return grant
         self._ledger.commit(grant.lease.turn, tokens[grant.matched : rows])
@@ -116,3 +121,12 @@ def source_of(found: Found | None, prompt: int) -> Source:
     whole = len(keys) * BLOCK
     anchor = next((a for a in found.anchors if whole < a[0] <= prompt), None)
     return Source(keys, anchor if anchor is not None and anchor[0] // BLOCK == len(keys) else None)
+
+
+def resumable_source(found: Found | None, prompt: int) -> Source:
+    """For a recurrent model: the latest state from which at least one token is left to compute, and the blocks up to
+    it."""
+    if found is None:
+        return NOTHING
+    anchor = next((a for a in found.anchors if a[0] < prompt and a[0] // BLOCK <= len(found.keys)), None)
+    return NOTHING if anchor is None else Source(found.keys[: anchor[0] // BLOCK], anchor)

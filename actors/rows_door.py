@@ -7,7 +7,16 @@ from onecopy.runtime.rows.buffers import Pool
 from onecopy.runtime.rows.layout import BLOCK
 from onecopy.runtime.rows.ledger import Ledger
 from onecopy.runtime.rows.segments import Segment
-from onecopy.runtime.rows.transfer import Tensors, fill, read_rows, row_slots, write_rows
+from onecopy.runtime.rows.transfer import (
+    Tensors,
+    fill,
+    read_rows,
+    read_state,
+    row_slots,
+    split_state,
+    write_rows,
+    write_state,
+)
 from onecopy.runtime.seams.device import Device
 from onecopy.runtime.seams.disk import Disk
 
@@ -28,6 +37,9 @@ class RowsDoor:
         start = at // BLOCK * BLOCK
         return await self._read(segment, start, at) if at > start else {}
 
+    def with_state(self, anchor: int) -> StateDoor:
+        return StateDoor(self, self._pool, self._device, anchor)
+
     def filling(self) -> Filling:
         return Filling(self, self._pool, self._device, self._disk)
 
@@ -40,6 +52,23 @@ class RowsDoor:
     async def _read(self, leaf: int, start: int, stop: int) -> Tensors:
         found = self.segment(leaf, start)
         return await self._device.run(read_rows, self._pool, found.id, start, stop)
+
+
+class StateDoor:
+    """A `RowsReader` for one save of a recurrent model: `anchor` is the state at its end."""
+
+    def __init__(self, door: RowsDoor, pool: Pool, device: Device, anchor: int) -> None:
+        self._door = door
+        self._pool = pool
+        self._device = device
+        self.anchor = anchor
+
+    async def read_block(self, segment: int, block: int) -> Tensors:
+        return await self._door.read_block(segment, block)
+
+    async def read_anchor(self, segment: int, at: int) -> Tensors:
+        rows = await self._door.read_anchor(segment, at)
+        return {**rows, **await self._device.run(read_state, self._pool, self.anchor)}
 
 
 class Filling:
@@ -67,8 +96,12 @@ class Filling:
             raise Unavailable(f"The stored rows do not fit: {error}.") from None
 
     async def write_anchor(self, segment: int, at: int, tensors: Tensors) -> None:
-        if tensors:
-            await self.write_block(segment, at // BLOCK, tensors)
+        rows, state = split_state(tensors)
+        if at % BLOCK:
+            await self.write_block(segment, at // BLOCK, rows)
+        if state:
+            found = self._door.segment(segment, at - 1)
+            await self._device.run(write_state, self._pool, found.id, state)
 
     async def _slots_at(self, segment: int, position: int) -> Tensors | None:
         found = self._door.segment(segment, position)

@@ -90,9 +90,7 @@ class System:
             Child("bank", lambda: self._bank(budget), stop_timeout=options.drain + 1.0),
             Child("lane", lambda: self._lane(limits), max_restarts=1),
         ]
-        if options.store and engine.layout.recurrent:
-            LOG.warning("this model keeps recurrent state: its conversations are kept in memory only")
-        self._keeps = bool(options.store) and not engine.layout.recurrent
+        self._keeps = bool(options.store)
         if self._keeps:
             children = [*self._disk_children(options, budget, disk), *children]
         self._disk = disk

@@ -182,12 +182,13 @@ class Restored(Message):
 
 @dataclass(frozen=True, slots=True)
 class Saved(Message):
-    """From the bank to itself: a save ended. segment: whose rows were held for it."""
+    """From the bank to itself: a save ended. segment: whose rows were held for it. state: the anchor taken for it."""
 
     due = True
     conversation: str
     segment: int
     report: SaveReport | None
+    state: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from . import pricing
 from .grants import Conversation, Totals, Turn, count
 from .layout import BLOCK, Layout, round_up
-from .ops import Allocate, CopyRows, Drop, ResizeLayer, RowOp
+from .ops import Allocate, CopyRows, Drop, DropAnchor, ResizeLayer, RowOp, SaveAnchor
 from .prefixes import Prefixes
 from .pricing import Resize, Rounding, Way
 from .segments import Segment
@@ -25,8 +25,8 @@ class Books:
 
     idle: conversations without a turn, longest unused first; safe: those whose rows are all on disk; slack: idle ones
     that own unused blocks. loose: segments where no conversation ends that may have rows nobody needs.
-    used: bytes of all buffers and anchors that exist or are ordered; locked: those that cannot be given up now;
-    reserved: bytes set aside for planned resizes.
+    states: anchors that somebody reads. used: bytes of all buffers and anchors that exist or are ordered; locked: those
+    that cannot be given up now; reserved: bytes set aside for planned resizes.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class Books:
         self.safe: set[str] = set()
         self.slack: OrderedDict[str, None] = OrderedDict()
         self.loose: dict[int, Segment] = {}
+        self.states: set[int] = set()
         self.used = 0
         self.locked = 0
         self.reserved = 0
@@ -134,6 +135,20 @@ class Books:
             s.live = False
             self.index(s)
 
+    def keep_state(self, s: Segment) -> int:
+        """An anchor of the recurrent state at a segment's frontier, for somebody who reads it: its id."""
+        anchor, self._next = self._next, self._next + 1
+        self.states.add(anchor)
+        self.used += self.layout.state_bytes
+        self.orders.append(SaveAnchor(s.id, anchor))
+        return anchor
+
+    def drop_state(self, anchor: int) -> None:
+        if anchor in self.states:
+            self.states.remove(anchor)
+            self.used -= self.layout.state_bytes
+            self.orders.append(DropAnchor(anchor))
+
     def index(self, s: Segment, salt: bytes | None = None) -> None:
         """Makes prefix search agree with the segment's tokens. Without a salt only a segment it knows is looked at."""
         salt = self.prefixes.salt(s) if salt is None else salt
@@ -219,8 +234,9 @@ class Books:
             self._note_saved(self.conversations[segment.tip])
 
     def _note_saved(self, conversation: Conversation) -> None:
-        whole = conversation.tip.frontier // BLOCK * BLOCK
-        if 0 < whole <= conversation.tip.saved:
+        tip = conversation.tip
+        rows = tip.frontier if self.layout.recurrent else tip.frontier // BLOCK * BLOCK
+        if 0 < rows <= tip.saved:
             self.safe.add(conversation.id)
         else:
             self.safe.discard(conversation.id)

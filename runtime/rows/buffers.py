@@ -102,6 +102,10 @@ class Pool:
                 return found
         return fresh(self._states[layer])
 
+    def slots(self, layer: int) -> int:
+        """How many arrays the recurrent state of a layer has room for."""
+        return len(self._states[layer])
+
     def _allocate(self, op: Allocate) -> None:
         made = SegmentBuffers(self.layout, op.start, op.capacity, self._dtype)
         mx.eval(made.flat())

@@ -26,7 +26,7 @@ def broken_laws(books: Books) -> list[str]:
 
 
 def _sums(books: Books) -> Iterator[str]:
-    held = sum(books.weight(s) for s in books.segments.values())
+    held = sum(books.weight(s) for s in books.segments.values()) + len(books.states) * books.layout.state_bytes
     if held != books.used:
         yield f"{books.used} bytes are accounted for, the segments have {held}"
     locked = sum(books.weight(s) for s in books.segments.values() if s.locks)

@@ -106,8 +106,9 @@ class Ledger:
     # --- admission
 
     def longest(self, wanted: Wanted) -> int:
-        """Tokens of the longest prefix of the prompt that is kept in memory, the last token never counted."""
-        return self._prefixes.longest(wanted.tokens, len(wanted.tokens) - 1, wanted.salt).length
+        """Tokens of the longest prefix of the prompt that a turn could go on from in memory, never the last token."""
+        found = self._prefixes.longest(wanted.tokens, len(wanted.tokens) - 1, wanted.salt)
+        return admission.resumable(self._books, found).length
 
     def admit(self, turn: int, wanted: Wanted, conversation: str, now: float) -> Grant | Shortage:
         """Finds rows for a turn. `conversation` names it if it turns out to be new."""
@@ -182,6 +183,20 @@ class Ledger:
         """The hold goes, and with it what only the hold kept. Unknown ones are ignored."""
         if segment in self.segments:
             self.segments[segment].holds.pop(holder, None)
+
+    def keep_state(self, segment: int) -> int | None:
+        """The recurrent state at a segment's frontier stays readable under an anchor's id until `drop_state`.
+
+        None when the state is not the one there, or there is no room for another one.
+        """
+        s = self.segments[segment]
+        if not s.live or self.available < self.layout.state_bytes:
+            return None
+        return self._books.keep_state(s)
+
+    def drop_state(self, anchor: int) -> None:
+        """Unknown ones are ignored."""
+        self._books.drop_state(anchor)
 
     def forget(self, conversation: str) -> None:
         """Drops an idle conversation: its own rows go, rows others use stay."""

@@ -18,6 +18,9 @@ from .buffers import Pool
 Array = np.ndarray[Any, Any]
 Tensors = Mapping[str, Array]
 
+STATE = "state"
+"""What the arrays of a recurrent state are called, beside the row tensors of attention."""
+
 
 def read_rows(pool: Pool, segment: int, start: int, stop: int) -> dict[str, Array]:
     """Rows `[start, stop)` as `[heads, rows, width]`, keyed `layer.name`. The rows must be under a hold.
@@ -58,6 +61,40 @@ def write_rows(pool: Pool, segment: int, start: int, tensors: Tensors) -> None:
         layer, _, name = key.partition(".")
         into.layers[int(layer)].write(name, start - into.start, _array(rows))
     mx.eval(into.flat())
+
+
+def read_state(pool: Pool, anchor: int) -> dict[str, Array]:
+    """The arrays of an anchor, keyed `layer.state.slot`."""
+    return {
+        f"{i}.{STATE}.{slot}": _whole(array)
+        for i, layer in enumerate(pool.anchors[anchor])
+        for slot, array in enumerate(layer or ())
+        if array is not None
+    }
+
+
+def write_state(pool: Pool, segment: int, tensors: Tensors) -> None:
+    """A segment's recurrent state becomes these arrays: each layer's in the order of their slots. Device thread."""
+    found: dict[int, dict[int, Any]] = {}
+    for key, array in tensors.items():
+        layer, _, slot = key.split(".")
+        found.setdefault(int(layer), {})[int(slot)] = _array(array)
+    for i, slots in found.items():
+        state = tuple(slots.get(n) for n in range(pool.slots(i)))
+        mx.eval([a for a in state if a is not None])
+        pool.segments[segment].layers[i].state = state
+
+
+def split_state(tensors: Tensors) -> tuple[Tensors, Tensors]:
+    """An anchor's rows, and its recurrent state."""
+    state = {key: array for key, array in tensors.items() if f".{STATE}." in key}
+    return {key: array for key, array in tensors.items() if key not in state}, state
+
+
+def _whole(array: Any) -> Array:
+    if array.dtype == mx.bfloat16:
+        return np.array(array.view(mx.uint16)).view(BF16)
+    return np.array(array, copy=False)
 
 
 def _named(pool: Pool, segment: int) -> list[tuple[str, Any]]:

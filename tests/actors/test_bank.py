@@ -236,11 +236,6 @@ async def test_buffers_that_could_not_be_made_fail_one_turn_and_not_those_after_
         assert (await stage.reply(spec(prompt(2, 600), 4))).tokens == expected(prompt(2, 600), 4)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=BaseExceptionGroup,
-    reason="the books keep a fork whose buffers were never made; the next round over it is a second crash",
-)
 async def test_a_fork_whose_buffers_could_not_be_made_is_not_kept_in_the_books() -> None:
     async with staged(blocks=16) as stage:
         first = await stage.reply(spec(prompt(1, 600), 4))
