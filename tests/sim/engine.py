@@ -17,6 +17,7 @@ from onecopy.runtime.rows.layout import BLOCK, Layout
 from onecopy.runtime.rows.ops import Allocate, CopyRows, Drop, ResizeLayer, RowOp, Trim
 
 from tests.sim import model
+from tests.sim.device import DeviceFault
 from tests.sim.model import RATIO, WINDOW, Words
 
 Broken = Callable[[str], None]
@@ -69,7 +70,8 @@ class Segment:
 class SimPool:
     """Segments by id. budget: bytes at most at any instant. copied: bytes moved by orders. forced: by live views.
 
-    strict: views are looked for; not where a stager may read rows under a hold.
+    strict: views are looked for; not where a stager may read rows under a hold. fail_orders: numbers of the orders that
+    fail; those that only give back never do. failed: one has.
     """
 
     def __init__(self, layout: Layout, budget: int, broken: Broken) -> None:
@@ -77,6 +79,9 @@ class SimPool:
         self.budget = budget
         self.segments: dict[int, Segment] = {}
         self.strict = True
+        self.orders = 0
+        self.failed = False
+        self.fail_orders: frozenset[int] = frozenset()
         self.peak = self.held = self.copied = self.forced = 0
         self._broken = broken
         self._do = {
@@ -89,6 +94,10 @@ class SimPool:
 
     def apply(self, ops: tuple[RowOp, ...]) -> None:
         for op in ops:
+            self.orders += not isinstance(op, Drop | Trim)
+            if self.orders in self.fail_orders and not isinstance(op, Drop | Trim):
+                self.failed = True
+                raise DeviceFault(f"order {self.orders} failed")
             self._do[type(op)](op)
 
     def bytes_held(self) -> int:
@@ -155,6 +164,8 @@ class SimPool:
 
     def _drop(self, op: Drop) -> None:
         gone = self.segments.pop(op.segment, None)
+        if gone is None and self.failed:
+            return  # it was never made
         if gone is None:
             self._broken(f"segment {op.segment} is dropped twice")
         else:

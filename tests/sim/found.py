@@ -47,3 +47,6 @@ CRASH_WHILE_RESTORING = plain(
     store=Store((Life(), Life((Client((say(9, 20),), resume=0), Client((say(9, 20),), resume=0)), rate=3e4))),
 )
 """The lane goes down while rows still come from a slow disk."""
+
+NO_BUFFER = plain(Client((say(300), say(20, keep=0.5), say(30))), fail_orders=(3,))
+"""A fork's copy fails on the device: its rows, which were never copied, must not be read or found again."""

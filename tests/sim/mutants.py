@@ -26,7 +26,7 @@ from onecopy.runtime.rows.segments import Segment, links
 
 from tests.sim import engine
 from tests.sim.disk import SimFile
-from tests.sim.found import leaves_while_restoring
+from tests.sim.found import NO_BUFFER, leaves_while_restoring
 from tests.sim.run import Report, run_scenario
 from tests.sim.scenario import Crash, Scenario, scenario, stored
 
@@ -258,6 +258,12 @@ MUTANTS = (
     Mutant("replies forgotten", "an actor that ends answers nobody", _replies_forgotten, _crashing),
     Mutant("restore repeats a block", "the first block comes back in place of the second", _repeats_a_block, stored),
     Mutant("stale keys", "rows written after a rewind go under the keys of the old ones", _all_keys_hold, stored),
+    Mutant(
+        "failed order believed",
+        "rows count as copied although the device failed to copy them",
+        patch(Bank, "_carry_out", lambda self, orders: self._apply(orders)),
+        lambda seed: NO_BUFFER,
+    ),
     Mutant(
         "restore outlives lease",
         "rows from disk go on into a segment that somebody else has",

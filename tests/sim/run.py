@@ -175,7 +175,13 @@ async def _system(world: World) -> None:
         return
     except RestartIntensityExceeded:
         world.log("gave up")
-        if world.crashed + len(world.scenario.fail_run) + len(world.scenario.fail_after) < 2:
+        if (
+            world.crashed
+            + len(world.scenario.fail_run)
+            + len(world.scenario.fail_after)
+            + 2 * len(world.scenario.fail_orders)
+            < 2
+        ):
             world.violate("the system gave up without two crashes")
     checks.check_mailboxes(world, supervisor.statistics(), ended=True)
 

@@ -129,6 +129,7 @@ class Scenario:
     mailbox: int = 4096
     fail_run: tuple[int, ...] = ()
     fail_after: tuple[int, ...] = ()
+    fail_orders: tuple[int, ...] = ()
     crashes: tuple[Crash, ...] = ()
     term: int | None = None
     jumps: tuple[float, ...] = ()
@@ -138,7 +139,14 @@ class Scenario:
     @property
     def calm(self) -> bool:
         """Nothing is made to fail."""
-        faults = self.fail_run or self.fail_after or self.crashes or self.term is not None or self.mailbox < 64
+        faults = (
+            self.fail_run
+            or self.fail_after
+            or self.fail_orders
+            or self.crashes
+            or self.term is not None
+            or self.mailbox < 64
+        )
         return not faults and (self.store is None or all(life.end != "cut" for life in self.store.lives))
 
 
@@ -198,6 +206,7 @@ class Grammar:
             mailbox=4096 if calm or r.random() < 0.9 else r.choice((2, 4, 8)),
             fail_run=self._some_runs(0.0 if calm else 0.15),
             fail_after=self._some_runs(0.0 if calm else 0.15),
+            fail_orders=self._some_runs(0.0 if calm else 0.1),
             crashes=self._crashes(0.0 if calm else 0.25),
             term=None if calm or r.random() < 0.85 else r.randrange(1, 2000),
             jumps=tuple(r.choice((-1e6, -60.0, 3600.0, 1e7)) for _ in range(r.random() < 0.05)),

@@ -38,7 +38,7 @@ def _smaller(s: Scenario) -> Iterator[Scenario]:
     for i in range(len(s.clients)):
         if len(s.clients) > 1:
             yield replace(s, clients=s.clients[:i] + s.clients[i + 1 :])
-    for name in ("fail_run", "fail_after", "crashes", "jumps"):
+    for name in ("fail_run", "fail_after", "fail_orders", "crashes", "jumps"):
         if getattr(s, name):
             yield replace(s, **{name: ()})
     for name, plain in (("term", None), ("drafts", 0), ("mailbox", 4096), ("slow", 0.0), ("blocks", 1000)):

@@ -26,7 +26,7 @@ def test_no_seed_with_a_disk_breaks_a_promise(first: int) -> None:
         assert not report.broken, f"seed {seed} with a disk, trace {report.trace}: {report.broken}"
 
 
-@pytest.mark.parametrize("name", ["OVER_THE_EDGE", "NARROW", "CRASH_WHILE_RESTORING"])
+@pytest.mark.parametrize("name", ["OVER_THE_EDGE", "NARROW", "CRASH_WHILE_RESTORING", "NO_BUFFER"])
 def test_a_scenario_that_was_found_stays_right(name: str) -> None:
     assert run_scenario(getattr(found, name)).broken == []
 

@@ -74,6 +74,7 @@ class World:
         # A block of one layer beside the budget is what a resize needs; the bank has to live with the budget alone.
         self.engine = SimEngine(scenario.layout, 0, self.violate)
         self.engine.pool.budget = self.budget = scenario.blocks * self.engine.layout.block_bytes
+        self.engine.pool.fail_orders = frozenset(scenario.fail_orders)
         self.engine.pool.strict = scenario.store is None
         self.clock = VirtualClock(DAY + self.kept.past)
         options = Options(context=CONTEXT, parallel=scenario.parallel)
@@ -169,6 +170,8 @@ def expected(world: World, error: Any) -> bool:
     """Whether the scenario has planted this crash, or what follows from one."""
     if isinstance(leaf(error), StoreUnusable) and world.scenario.store is not None:
         return bool(world.life.eio or world.life.enospc or world.scenario.store.capacity)
+    if world.engine.pool.failed and isinstance(leaf(error), KeyError):
+        return True  # a round over buffers that could not be made
     return isinstance(leaf(error), SimCrash | DeviceFault) or (
         isinstance(leaf(error), ActorStopped) and not world.scenario.calm
     )
