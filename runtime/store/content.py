@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .record import HEADER_BYTES, Header, Kind, encode_record
-from .safetensors import BadImage, Image, Tensors, decode, encode
+from .record import HEADER_BYTES, Header, Kind, record_room, seal_record
+from .safetensors import BadImage, Tensors, decode, encode_head, encode_into, info_of
 
 TOKENS = "tokens"
 """Name of the tensor that carries a record's own token ids."""
@@ -67,15 +67,18 @@ class Verified:
     size: int
 
 
-def encode_content(record: Record, fingerprint: bytes, model: str, created: int) -> tuple[Header, bytes]:
+def encode_content(record: Record, fingerprint: bytes, model: str, created: int) -> tuple[Header, memoryview]:
     """The record's header and its padded bytes. Reads the tensors. Raises ValueError for what is no record."""
     if TOKENS in record.tensors:
         raise ValueError(f"a tensor cannot be called {TOKENS!r}")
     about = {"format": "onecopy.rows", "kind": record.kind.name.lower(), "model": model}
-    tokens = np.asarray(record.tokens, dtype="<u4")
-    payload = encode(Image({TOKENS: tokens, **record.tensors}, {**about, **record.metadata}))
-    rows = len(record.tokens)
-    return encode_record(record.kind, record.key, record.parent, fingerprint, record.start, rows, payload, created)
+    tensors = {TOKENS: np.asarray(record.tokens, dtype="<u4"), **record.tensors}
+    head = encode_head({name: info_of(array) for name, array in tensors.items()}, {**about, **record.metadata})
+    length, rows = len(head) + sum(array.nbytes for array in tensors.values()), len(record.tokens)
+    raw = record_room(length)
+    encode_into(raw[HEADER_BYTES : HEADER_BYTES + length], head, tensors.values())
+    names = (record.kind, record.key, record.parent, fingerprint, record.start)
+    return seal_record(*names, rows, raw, length, created), raw
 
 
 def decode_content(header: Header, payload: memoryview) -> Stored:

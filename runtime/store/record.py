@@ -10,6 +10,7 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
+import numpy as np
 import xxhash
 
 from ..rows.layout import BLOCK
@@ -108,12 +109,37 @@ def encode_record(
     kind: Kind, key: bytes, parent: bytes, fingerprint: bytes, start: int, rows: int, payload: bytes, created: int
 ) -> tuple[Header, bytes]:
     """Header and payload, padded to the alignment. Raises ValueError for an empty payload or impossible rows."""
-    _check_sizes(kind, rows, len(payload), start)
+    raw = record_room(len(payload))
+    raw[HEADER_BYTES : HEADER_BYTES + len(payload)] = payload
+    return seal_record(kind, key, parent, fingerprint, start, rows, raw, len(payload), created), bytes(raw)
+
+
+def record_room(length: int) -> memoryview:
+    """Memory for a record of `length` bytes of payload, which goes behind `HEADER_BYTES`. Its padding is zero."""
+    room = np.empty(padded(HEADER_BYTES + length), "u1")
+    room[HEADER_BYTES + length :] = 0
+    return room.data
+
+
+def seal_record(
+    kind: Kind,
+    key: bytes,
+    parent: bytes,
+    fingerprint: bytes,
+    start: int,
+    rows: int,
+    raw: memoryview,
+    length: int,
+    created: int,
+) -> Header:
+    """Writes the header of a record whose payload is in `raw` already. Raises ValueError as `encode_record`."""
+    _check_sizes(kind, rows, length, start)
     if {len(key), len(parent), len(fingerprint)} != {KEY_BYTES}:
         raise BadRecord("keys and fingerprints have 32 bytes")
-    checksum = xxhash.xxh3_128_digest(payload)
-    header = Header(kind, key, parent, fingerprint, start, rows, len(payload), created, checksum)
-    return header, encode_header(header) + payload + bytes(-header.total % ALIGN)
+    checksum = xxhash.xxh3_128_digest(raw[HEADER_BYTES : HEADER_BYTES + length])
+    header = Header(kind, key, parent, fingerprint, start, rows, length, created, checksum)
+    raw[:HEADER_BYTES] = encode_header(header)
+    return header
 
 
 def decode_record(raw: bytes | memoryview) -> tuple[Header, memoryview]:

@@ -6,7 +6,7 @@ bfloat16 and float8 values travel as integer arrays whose dtype carries the name
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, TypeVar
@@ -82,6 +82,15 @@ def encode(image: Image) -> bytes:
     """The image as bytes. Strided arrays are made contiguous one at a time. Raises BadImage for a foreign dtype."""
     head = encode_head({name: info_of(array) for name, array in image.tensors.items()}, image.metadata)
     return b"".join([head, *(array_bytes(array) for array in image.tensors.values())])
+
+
+def encode_into(room: memoryview, head: bytes, arrays: Iterable[Array]) -> None:
+    """Writes an image: its head, then each array. Other threads run while an array is copied."""
+    room[: len(head)] = head
+    at, flat = len(head), np.frombuffer(room, "u1")
+    for array in arrays:
+        flat[at : at + array.nbytes].view(array.dtype).reshape(array.shape)[...] = array
+        at += array.nbytes
 
 
 def decode(buffer: bytes | memoryview) -> Image:
