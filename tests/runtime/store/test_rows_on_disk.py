@@ -2,6 +2,7 @@
 
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -279,6 +280,36 @@ def test_using_a_chain_saves_it() -> None:
     store.put(records_of(talk(3, 1536), width=16))
     assert store.have(r.key for r in first) == 2
     assert store.have(r.key for r in second) < 2
+
+
+def test_what_was_used_long_ago_makes_no_room_by_taking_what_was_used_since() -> None:
+    now = [DAY]
+    store = open_store(SimDisk(), wall=lambda: now[0], quota=700_000)
+    young = records_of(talk(1, 1536), width=16)
+    store.put(young)
+    now[0] += 100
+    old = [replace(r, used=int(DAY) - 100) for r in records_of(talk(2, 1024), width=16)]
+    with pytest.raises(StoreFull) as full:
+        store.put(old)
+    assert full.value.lasting
+    assert store.have(r.key for r in young) == 6
+    store.put([replace(r, used=None) for r in old])
+    assert store.have(r.key for r in old) == 4
+
+
+def test_an_owner_is_known_by_hashing_the_tokens_again() -> None:
+    store = open_store(SimDisk())
+    for n, salt in ((512, b"one"), (700, b"two"), (100, b"")):
+        store.put(records_of(talk(n, n), salt, anchor=n % 256 > 0))
+    store.put(records_of(talk(9, 512), b"one", print_=fingerprint({"weights": "other"})))
+
+    def owned(*salts: bytes) -> set[tuple[int, bytes]]:
+        return {(c.tokens, salt) for c, salt in store.owned(salts)}
+
+    assert owned(b"one", b"two", b"") == {(512, b"one"), (700, b"two"), (100, b"")}
+    assert owned(b"two") == {(700, b"two")}
+    assert owned(b"three") == set()
+    assert owned(b"two", b"one") == {(512, b"one"), (700, b"two")}
 
 
 def test_pinned_chains_stay_while_room_is_made() -> None:
