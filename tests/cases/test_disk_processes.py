@@ -19,7 +19,7 @@ from tests.support.system import CHAT, Reply, body, gather, system_text, user, w
 
 BLOCK = 256
 TEXT = "".join(random.Random(6).choices("abcdefghijklmnopqrstuvwxyz ,.", k=20 * BLOCK))
-KILLS = int(os.environ.get("ONECOPY_KILLS", "8"))
+KILLS = int(os.environ.get("ONECOPY_KILLS", "15"))
 """How often the server is killed; a long run sets it to 50."""
 
 pytestmark = pytest.mark.slow
