@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 
+from openai import AsyncOpenAI
 from pydantic import BaseModel
 from pydantic_ai import Agent
 from pydantic_ai.models.openai import OpenAIChatModel
@@ -28,8 +29,8 @@ class Weather(BaseModel):
     degrees: int
 
 
-def agent() -> Agent[None, Weather]:
-    model = OpenAIChatModel(MODEL, provider=OpenAIProvider(base_url=f"{URL}/v1", api_key="none"))
+def agent(client: AsyncOpenAI) -> Agent[None, Weather]:
+    model = OpenAIChatModel(MODEL, provider=OpenAIProvider(openai_client=client))
     made = Agent(model, output_type=Weather, instructions="Look the temperature up, then answer.")
 
     @made.tool_plain
@@ -41,7 +42,8 @@ def agent() -> Agent[None, Weather]:
 
 
 async def main() -> Weather:
-    result = await agent().run("How warm is it in Paris?")
+    async with AsyncOpenAI(base_url=f"{URL}/v1", api_key="none") as client:
+        result = await agent(client).run("How warm is it in Paris?")
     print(f"{result.output.city}: {result.output.degrees} degrees")
     return result.output
 

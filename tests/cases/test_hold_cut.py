@@ -54,7 +54,6 @@ async def test_ten_sessions_of_other_shapes_are_served_beside_a_long_one_that_st
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=False, reason="failed once on a crowded machine; cause not found yet")
 async def test_under_a_budget_that_forces_eviction_all_are_served_and_the_long_one_is_right(tiny: Path) -> None:
     blocks = ROWS // BLOCK + 24
     async with serving(tiny, rows=blocks * BLOCK_BYTES) as whole:
