@@ -291,7 +291,7 @@ def index_operations(n: int) -> Iterator[tuple[str, Callable[[], object], int]]:
     yield f"a chain of {CHAIN} blocks", lambda: index.chain(last), 100
     yield "add and drop a block", lambda: replaced(index, keys, n), 100
     yield "note a use", lambda: index.apply(manifest.Touch(2, (last,))), 100
-    yield "find the coldest block", lambda: next(iter(index.coldest(()))), 3
+    yield "find the coldest block", lambda: next(iter(index.coldest(()))), 100
 
 
 def added(keys: list[bytes], i: int) -> manifest.Add:

@@ -12,6 +12,10 @@ from . import manifest as log
 from .record import Kind, padded
 
 K = TypeVar("K")
+Cold = tuple[int, bytes]
+"""When a chain's tail was last used, and its key."""
+STALE = 4
+"""Items a record may have in the heap of tails, on average, before the heap is made anew."""
 
 
 @dataclass(slots=True)
@@ -54,7 +58,7 @@ class Entry:
 
 
 class Index:
-    """entries by key; live bytes and records per pack; children and anchor tails per parent key.
+    """entries by key; live bytes and keys, in order of arrival, per pack; children and anchor tails per parent key.
 
     tails: for a block's key, how many anchors there are at each tail length, so that a lookup knows what to try.
     """
@@ -64,12 +68,13 @@ class Index:
         self.children: Counter[bytes] = Counter()
         self.tails: dict[bytes, Counter[int]] = {}
         self.live: Counter[int] = Counter()
-        self.records: Counter[int] = Counter()
+        self.packed: dict[int, dict[bytes, None]] = {}
         self.models: dict[int, log.Model] = {}
         self.packs: set[int] = set()
         self.next_pack = 1
         self.quarantined = 0
         self.anchors = 0
+        self._cold: list[Cold] = []
 
     def apply(self, op: log.Op) -> None:
         """Brings the index to what `op` says. Keys that are not there are passed over."""
@@ -100,18 +105,45 @@ class Index:
     def coldest(self, pinned: Collection[bytes]) -> Iterator[Entry]:
         """Records in the order they should go: oldest-used chains first, each from its tail; never a pinned one
         nor what a pinned one needs. Consume it without changing the index; drop what was taken afterwards.
+
+        Logarithmic in the index for each record that is looked at: the chains' tails are kept in a heap, in which
+        records that were used, extended or dropped since leave stale items to be passed over.
         """
-        left = Counter({key: n for key, n in self.children.items() if n})
-        heap = [(e.used, e.key) for e in self.entries.values() if not left[e.key] and e.key not in pinned]
-        heapify(heap)
-        while heap:
-            used, key = heappop(heap)
-            entry = self.entries[key]
-            yield entry
-            left[entry.parent] -= 1
-            parent = self.entries.get(entry.parent)
-            if parent is not None and not left[parent.key] and parent.key not in pinned:
-                heappush(heap, (max(used, parent.used), parent.key))
+        seen, taken, parents = list[Cold](), Counter[bytes](), list[Cold]()
+        try:
+            while self._cold or parents:
+                kept = not parents or (bool(self._cold) and self._cold[0] <= parents[0])
+                used, key = item = heappop(self._cold if kept else parents)
+                if kept and (not self._is_cold(item) or (seen and seen[-1] == item)):
+                    continue
+                if kept:
+                    seen.append(item)
+                if key in pinned:
+                    continue
+                entry = self.entries[key]
+                yield entry
+                taken[entry.parent] += 1
+                parent = self.entries.get(entry.parent)
+                if parent is not None and taken[parent.key] == self.children[parent.key]:
+                    heappush(parents, (max(used, parent.used), parent.key))
+        finally:
+            for item in seen:
+                heappush(self._cold, item)
+
+    def _is_cold(self, item: Cold) -> bool:
+        used, key = item
+        entry = self.entries.get(key)
+        return entry is not None and entry.used == used and not self.children[key]
+
+    def _cool(self, key: bytes) -> None:
+        """Keeps `key` in the heap of tails, if it is one."""
+        entry = self.entries.get(key)
+        if entry is None or self.children[key]:
+            return
+        heappush(self._cold, (entry.used, key))
+        if len(self._cold) > STALE * len(self.entries) + STALE:
+            self._cold = [(e.used, e.key) for e in self.entries.values() if not self.children[e.key]]
+            heapify(self._cold)
 
     def _add(self, op: log.Add) -> None:
         self._forget(op.key)
@@ -119,7 +151,9 @@ class Index:
         above = op.parent if parent is None else parent.key
         entry = Entry(op.key, above, op.kind, op.pack, op.offset, op.length, op.start, op.rows, op.used, op.model)
         self.entries[op.key] = entry
+        self.packed.setdefault(entry.pack, {})[entry.key] = None
         self._count(entry, 1)
+        self._cool(entry.key)
 
     def _drop(self, op: log.Drop) -> None:
         for key in op.keys:
@@ -129,6 +163,7 @@ class Index:
         for key in op.keys:
             if (entry := self.entries.get(key)) is not None:
                 entry.used = max(entry.used, op.used)
+                self._cool(key)
 
     def _quarantine(self, op: log.Quarantine) -> None:
         self.quarantined += sum(self._forget(key) for key in op.keys)
@@ -142,13 +177,20 @@ class Index:
     def _forget(self, key: bytes) -> bool:
         entry = self.entries.pop(key, None)
         if entry is not None:
+            self._unpack(entry)
             self._count(entry, -1)
+            self._cool(entry.parent)
         return entry is not None
+
+    def _unpack(self, entry: Entry) -> None:
+        packed = self.packed[entry.pack]
+        del packed[entry.key]
+        if not packed:
+            del self.packed[entry.pack]
 
     def _count(self, entry: Entry, n: int) -> None:
         _bump(self.children, entry.parent, n)
         _bump(self.live, entry.pack, n * entry.size)
-        _bump(self.records, entry.pack, n)
         if entry.kind is Kind.ANCHOR:
             self.anchors += n
             tails = self.tails.setdefault(entry.parent, Counter())

@@ -130,8 +130,8 @@ class Room:
 
     def _remove_dead(self) -> bool:
         active = self._shelf.packs.active
-        records = self._shelf.index.records
-        number = next((n for n in self._shelf.packs.sizes if n != active and not records[n]), None)
+        packed = self._shelf.index.packed
+        number = next((n for n in self._shelf.packs.sizes if n != active and n not in packed), None)
         if number is not None:
             self._shelf.remove_pack(number)
         return number is not None
@@ -145,10 +145,11 @@ class Room:
 
     def _move_out(self, number: int, most: int) -> int:
         moved = 0
-        for entry in [e for e in self._shelf.index.entries.values() if e.pack == number]:
+        index = self._shelf.index
+        for key in list(index.packed.get(number, ())):
             if moved >= most:
                 break
-            moved += self._move(entry)
+            moved += self._move(index.entries[key])
         self._shelf.commit()
         return moved
 
