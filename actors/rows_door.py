@@ -8,10 +8,13 @@ from onecopy.runtime.rows.layout import BLOCK
 from onecopy.runtime.rows.ledger import Ledger
 from onecopy.runtime.rows.segments import Segment
 from onecopy.runtime.rows.transfer import (
+    Slots,
     Tensors,
+    believed,
     fill,
     read_rows,
     read_state,
+    row_ratios,
     row_slots,
     split_state,
     write_rows,
@@ -79,19 +82,20 @@ class Filling:
         self._pool = pool
         self._device = device
         self._disk = disk
-        self._slots: dict[int, Tensors | None] = {}
+        self._slots: dict[int, Slots | None] = {}
+        self._ratios = row_ratios(pool.layout)
 
     async def write_block(self, segment: int, block: int, tensors: Tensors) -> None:
         """Rows before the frontier are there already, bit for bit; only those past it are written."""
         slots = await self._slots_at(segment, block * BLOCK)
         found = self._door.segment(segment, block * BLOCK)  # looked up again: a bank may have ended while it took
         start = max(block * BLOCK, found.frontier)
-        rows = {key: array[:, start - block * BLOCK :] for key, array in tensors.items()}
-        if slots is None:
-            await self._device.run(write_rows, self._pool, found.id, start, rows)
-            return
         try:
-            await self._disk.in_thread(fill, slots, start - found.start, rows)
+            rows = believed(tensors, self._ratios, block * BLOCK, start)
+            if slots is None:
+                await self._device.run(write_rows, self._pool, found.id, start, rows)
+            else:
+                await self._disk.in_thread(fill, slots, start - found.start, rows)
         except ValueError as error:
             raise Unavailable(f"The stored rows do not fit: {error}.") from None
 
@@ -103,7 +107,7 @@ class Filling:
             found = self._door.segment(segment, at - 1)
             await self._device.run(write_state, self._pool, found.id, state)
 
-    async def _slots_at(self, segment: int, position: int) -> Tensors | None:
+    async def _slots_at(self, segment: int, position: int) -> Slots | None:
         found = self._door.segment(segment, position)
         if found.id not in self._slots:
             self._slots[found.id] = await self._device.run(row_slots, self._pool, found.id)

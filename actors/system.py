@@ -17,6 +17,7 @@ from onecopy.runtime.device import DeviceThread
 from onecopy.runtime.engine import Engine
 from onecopy.runtime.errors import BadRequest, ContextLengthExceeded, StartupError, Unsupported
 from onecopy.runtime.models import Loaded, load
+from onecopy.runtime.rows.layout import LayerLayout
 from onecopy.runtime.rows.ledger import Ledger
 from onecopy.runtime.rows.ops import Drop, RowOp, Trim
 from onecopy.runtime.seams.clock import Clock, RealClock
@@ -156,7 +157,7 @@ class System:
         return {
             "weights": self._loaded.digest,
             "dtype": self._loaded.dtype,
-            "layout": [[layer.kind, layer.row_bytes, layer.anchor_bytes, layer.window] for layer in layout.layers],
+            "layout": [_layer_facts(layer) for layer in layout.layers],
             "numerics": self._engine.numerics_mode,
         }
 
@@ -194,7 +195,7 @@ class System:
             id=options.name or self._loaded.id,
             created=int(self._clock.wall()),
             context=self._context,
-            vocab_size=int(self._loaded.config.get("vocab_size", 0)),
+            vocab_size=self._loaded.vocab_size,
             eos_ids=tuple(sorted(self._loaded.eos)),
             tokenizer=tokenizer,
             chat=chat,
@@ -374,6 +375,11 @@ def _load(options: Options, clock: Clock) -> tuple[Loaded, Engine]:
     if not 0 < context <= loaded.context:
         raise StartupError(f"--context {context} is not within the model's context of {loaded.context} tokens.")
     return loaded, Engine.open(loaded, context=context, stopwatch=clock.now)
+
+
+def _layer_facts(layer: LayerLayout) -> list[object]:
+    pooled = [layer.ratio, *(t.row_bytes for t in layer.pooled)] if layer.pooled else []
+    return [layer.kind, layer.row_bytes, layer.anchor_bytes, layer.window, *pooled]
 
 
 def rows_budget(options: Options, machine: Machine) -> int:

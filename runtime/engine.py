@@ -63,7 +63,7 @@ class Engine:
         numerics = plain("chosen by --fast") if fast else probe(body, heads, rows.attention)
         engine = cls(loaded.model, rows, numerics, context)
         found = Trial(engine._forward, engine.pool, numerics.tile).run(loaded.id, rows.logits)
-        engine._reasons = (*numerics.reasons, *found)
+        engine._reasons = (*numerics.reasons, *rows.reasons, *found)
         engine.opened_s = stopwatch() - begun
         return engine
 

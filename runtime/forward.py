@@ -13,12 +13,13 @@ from .numerics.linear import RoundShape
 from .rows.attention import RowTile
 from .rows.buffers import Pool
 from .rows.caches import RowCache
-from .rows.layout import Layout
+from .rows.indexed import IndexedCache
+from .rows.layout import LayerLayout, Layout
 from .rows.plan import RoundRows, Strip
 from .rows.states import Specs, StateCache, state_cache
 
 Array = Any
-LayerCache = RowCache | StateCache
+LayerCache = RowCache | IndexedCache | StateCache
 
 
 class Forward:
@@ -32,12 +33,9 @@ class Forward:
     ) -> None:
         self._model = model
         self._shape = shape
-        self._caches: list[LayerCache] = [
-            state_cache(i, states[i]) if layer.kind == "recurrent" else RowCache(i, layer.window)
-            for i, layer in enumerate(layout.layers)
-        ]
+        self._caches = [_cache(i, layer, states[i]) for i, layer in enumerate(layout.layers)]
         self._lanes = _lanes()
-        self._rows = [c for c in self._caches if isinstance(c, RowCache)]
+        self._rows = [c for c in self._caches if not isinstance(c, StateCache)]
         self._states = [c for c in self._caches if isinstance(c, StateCache)]
         self._given = [_grown(part, self._caches) for part in tree]
 
@@ -65,6 +63,7 @@ class Forward:
         try:
             logits = self._model(tokens, cache=self._given)
         finally:
+            self._shape.wanted = None
             for cache in self._rows:
                 cache.round = None
         self._leave(now)
@@ -77,13 +76,19 @@ class Forward:
         for rows in self._rows:
             rows.round, rows.positions, rows.offset = now, positions, starts
         for state in self._states:
-            state.offset = starts
+            state.offset, state.length = starts, length
             state.load([now.pool.state(s.chain, state.layer) for s in now.strips])
 
     def _leave(self, now: RoundRows) -> None:
         for cache in self._states:
             for s, state in zip(now.strips, cache.unload(), strict=True):
                 now.pool.segments[s.chain.leaf].layers[cache.layer].state = state
+
+
+def _cache(i: int, layer: LayerLayout, states: Specs) -> LayerCache:
+    if layer.kind == "recurrent":
+        return state_cache(i, states)
+    return IndexedCache(i, layer.ratio) if layer.kind == "qsa" else RowCache(i, layer.window)
 
 
 def _lanes() -> tuple[Any, ...]:

@@ -52,7 +52,7 @@ def _rounds(model: str, tokens: int, note: Callable[[Verdict], None]) -> tuple[l
     blas.install()
     loaded = load(model)
     engine = Engine.open(loaded, context=min(loaded.context, 300 + tokens + 256), stopwatch=RealClock().now)
-    vocab = int(loaded.config.get("vocab_size", 0)) or 256
+    vocab = loaded.vocab_size or 256
     out = []
     for verdict in checks(engine, vocab, tokens):
         note(verdict)

@@ -12,9 +12,10 @@ import mlx.nn as nn
 from onecopy.runtime.errors import ModelLoadError
 
 from . import light
+from .qwen4_exp.config import MODEL_TYPES
 
-OWN = frozenset({"qwen4_exp"})
-"""Model types whose classes live in this package."""
+OWN = frozenset(MODEL_TYPES)
+"""Model types whose classes live in this package; `hf.py` knows how each is loaded."""
 
 HELPERS = frozenset(
     {"activations", "base", "bitlinear_layers", "cache", "gated_delta", "mla", "pipeline", "rope_utils", "ssm"}
@@ -36,10 +37,9 @@ def classes(config: dict[str, Any], source: Path) -> tuple[Any, Any]:
     kind = str(config.get("model_type"))
     if kind not in known():
         raise ModelLoadError(f"{source}: {unknown(kind)}")
-    where = f"{__package__}.{kind}" if kind in OWN else f"mlx_lm.models.{kind}"
     try:
         light.enter()
-        module = importlib.import_module(where)
+        module = importlib.import_module(f"mlx_lm.models.{kind}")
         return module.Model, module.ModelArgs
     except (ImportError, AttributeError, ValueError):
         raise ModelLoadError(f"{source}: {unknown(kind)}") from None

@@ -15,6 +15,7 @@ from .digest import digest
 from .families import classes
 from .hf_vocab import tokenizer_of
 from .loaded import Loaded
+from .qwen4_exp import is_qwen4_exp, load_qwen4_exp
 from .safetensors import check_directory, parse
 
 CONTEXT_KEYS = ("max_position_embeddings", "max_sequence_length", "max_seq_len", "n_positions", "seq_length")
@@ -28,7 +29,7 @@ def load_hf(path: Path, name: str, dtype: mx.Dtype | None) -> Loaded:
     if not isinstance(config.get("model_type"), str):
         raise ModelLoadError(f"{path / 'config.json'}: the field model_type is missing.")
     files = check_directory(path)
-    model, config = _assemble(path, dtype)
+    model, config = _own(path, dtype) if is_qwen4_exp(config) else _assemble(path, dtype)
     tokenizer = tokenizer_of(path, _ends(config))
     return Loaded(
         id=name,
@@ -44,6 +45,14 @@ def load_hf(path: Path, name: str, dtype: mx.Dtype | None) -> Loaded:
         context=_context(config),
         path=path,
     )
+
+
+def _own(path: Path, dtype: mx.Dtype | None) -> tuple[nn.Module, dict[str, Any]]:
+    """A model that mlx-lm lacks. Its n-gram tables stay in their files."""
+    model, config = load_qwen4_exp(path, dtype=dtype)
+    file = path / "generation_config.json"
+    ends = parse(file.read_bytes(), file).get("eos_token_id") if file.is_file() else None
+    return model, config if ends is None else config | {"eos_token_id": ends}
 
 
 def _assemble(path: Path, dtype: mx.Dtype | None) -> tuple[nn.Module, dict[str, Any]]:

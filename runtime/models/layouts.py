@@ -6,6 +6,7 @@ its parts. Anything else is refused.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,8 @@ class ModelRows:
 
     tree: the model's cache list as layer numbers; a tuple where one block keeps several. dtypes: of each row tensor.
     states: per layer, the arrays of a recurrent one. attention: the distinct (kv heads, query group, key width, value
-    width). logits: `[tokens, vocab]` of `PROBE_TOKENS` by the model alone.
+    width). logits: `[tokens, vocab]` of `PROBE_TOKENS` by the model alone. reasons: what a model of our own does whose
+    bits depend on company, where a trial does not reach.
     """
 
     layout: Layout
@@ -37,13 +39,22 @@ class ModelRows:
     states: tuple[Specs, ...]
     attention: tuple[tuple[int, int, int, int], ...]
     logits: Array
+    reasons: tuple[str, ...] = ()
 
     def dtype(self, tensor: RowTensor) -> Any:
         return self.dtypes[tensor]
 
 
 def model_rows(model: nn.Module, name: str) -> ModelRows:
-    """Derives the layout of `model` by one forward of `PROBE_TOKENS`. ModelLoadError when it keeps anything else."""
+    """Derives the layout of `model` by one forward of `PROBE_TOKENS`. ModelLoadError when it keeps anything else.
+
+    A model of our own says itself what it keeps.
+    """
+    own: Callable[[], ModelRows] | None = getattr(model, "kept_rows", None)
+    return own() if own is not None else _probed(model, name)
+
+
+def _probed(model: nn.Module, name: str) -> ModelRows:
     from mlx_lm.models.cache import make_prompt_cache
 
     made = make_prompt_cache(model)

@@ -34,3 +34,8 @@ class Loaded:
     dtype: str
     context: int
     path: Path
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids the model knows, also where a config keeps them for its text part. 0 when it does not say."""
+        return int(self.config.get("vocab_size") or (self.config.get("text_config") or {}).get("vocab_size") or 0)

@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from .layout import Layout, RowTensor
+from .layout import LayerLayout, Layout, RowTensor
 from .ops import Allocate, Chain, CopyRows, Drop, DropAnchor, LoadAnchor, ResizeLayer, RowOp, SaveAnchor, Trim
 from .states import Specs, State, fresh
 
@@ -25,19 +25,29 @@ def put(buffer: Array, at: int, rows: Array) -> None:
     A whole buffer goes in two parts: assigned at once, it would share the memory of `rows` instead.
     """
     n = rows.shape[1]
+    if not n:
+        return
     if n == buffer.shape[1] > 1:
         put(buffer, 0, rows[:, : n // 2])
         at, rows = n // 2, rows[:, n // 2 :]
+    elif n == buffer.shape[1]:
+        rows = mx.array(rows)
     buffer[:, at : at + rows.shape[1]] = rows
 
 
 class LayerBuffers:
-    """One layer of one segment: per-row buffers by name, and the layer's recurrent state once it has one."""
+    """One layer of one segment: per-row buffers by name, and the layer's recurrent state once it has one.
 
-    __slots__ = ("arrays", "state")
+    pooled: buffers with one entry per `ratio` rows (QSA). Entry `i` of a layer belongs to the segment that holds its
+    last row, so a segment's first is number `start // ratio`. How many are valid is derived from a frontier.
+    """
 
-    def __init__(self, tensors: tuple[RowTensor, ...], capacity: int, dtype: Callable[[RowTensor], Any]) -> None:
-        self.arrays: dict[str, Array] = {t.name: mx.zeros((t.heads, capacity, t.width), dtype(t)) for t in tensors}
+    __slots__ = ("arrays", "pooled", "state")
+
+    def __init__(self, layer: LayerLayout, capacity: int, dtype: Callable[[RowTensor], Any]) -> None:
+        self.arrays: dict[str, Array] = {t.name: mx.zeros((t.heads, capacity, t.width), dtype(t)) for t in layer.rows}
+        entries = layer.entries(capacity)
+        self.pooled: dict[str, Array] = {t.name: mx.zeros((t.heads, entries, t.width), dtype(t)) for t in layer.pooled}
         self.state: State | None = None
 
     def write(self, name: str, at: int, rows: Array) -> None:
@@ -45,7 +55,7 @@ class LayerBuffers:
         put(self.arrays[name], at, rows)
 
     def flat(self) -> list[Array]:
-        return [*self.arrays.values(), *(a for a in self.state or () if a is not None)]
+        return [*self.arrays.values(), *self.pooled.values(), *(a for a in self.state or () if a is not None)]
 
 
 class SegmentBuffers:
@@ -56,7 +66,7 @@ class SegmentBuffers:
     def __init__(self, layout: Layout, start: int, capacity: int, dtype: Callable[[RowTensor], Any]) -> None:
         self.start = start
         self.capacity = capacity
-        self.layers = [LayerBuffers(layer.rows, capacity, dtype) for layer in layout.layers]
+        self.layers = [LayerBuffers(layer, capacity, dtype) for layer in layout.layers]
 
     def flat(self) -> list[Array]:
         return [array for layer in self.layers for array in layer.flat()]
@@ -114,20 +124,20 @@ class Pool:
     def _copy(self, op: CopyRows) -> None:
         source, target = self.segments[op.source], self.segments[op.target]
         a, b = op.start - source.start, op.stop - source.start
-        for from_layer, to_layer in zip(source.layers, target.layers, strict=True):
+        for kept, from_layer, to_layer in zip(self.layout.layers, source.layers, target.layers, strict=True):
             for name, array in from_layer.arrays.items():
                 to_layer.write(name, op.start - target.start, array[:, a:b])
-            mx.eval(list(to_layer.arrays.values()))
+            first, last = kept.completed(op.start, op.stop)
+            there, here = source.start // kept.ratio, target.start // kept.ratio
+            for name, array in from_layer.pooled.items():
+                put(to_layer.pooled[name], first - here, array[:, first - there : last - there])
+            mx.eval([*to_layer.arrays.values(), *to_layer.pooled.values()])
 
     def _resize(self, op: ResizeLayer) -> None:
         segment = self.segments[op.segment]
-        layer = segment.layers[op.layer]
-        keep = op.keep - segment.start
-        for name, array in layer.arrays.items():
-            fresh = mx.zeros((array.shape[0], op.capacity, array.shape[2]), array.dtype)
-            put(fresh, 0, array[:, :keep])
-            mx.eval(fresh)
-            layer.arrays[name] = fresh
+        layer, kept = segment.layers[op.layer], self.layout.layers[op.layer]
+        _move(layer.arrays, op.capacity, op.keep - segment.start)
+        _move(layer.pooled, kept.entries(op.capacity), op.keep // kept.ratio - segment.start // kept.ratio)
         if op.layer == len(segment.layers) - 1:
             segment.capacity = op.capacity
 
@@ -157,3 +167,12 @@ class Pool:
         LoadAnchor: _load_anchor,
         DropAnchor: _drop_anchor,
     }
+
+
+def _move(buffers: dict[str, Array], size: int, keep: int) -> None:
+    """Exchanges buffers for zeroed ones of `size` that begin with the first `keep` of the old ones; one at a time."""
+    for name, array in buffers.items():
+        fresh = mx.zeros((array.shape[0], size, array.shape[2]), array.dtype)
+        put(fresh, 0, array[:, :keep])
+        mx.eval(fresh)
+        buffers[name] = fresh

@@ -61,10 +61,17 @@ class LayerLayout:
         """Valid pooled entries at a frontier: derived, never stored."""
         return frontier // self.ratio if self.pooled else 0
 
+    def completed(self, start: int, stop: int) -> tuple[int, int]:
+        """Pooled entries `[first, last)`, counted from position 0, whose last row lies in rows `[start, stop)`."""
+        return start // self.ratio, stop // self.ratio
+
+    def entries(self, capacity: int) -> int:
+        """Pooled entries that buffers for `capacity` rows have room for, wherever the rows begin."""
+        return -(-capacity // self.ratio) if self.pooled else 0
+
     def capacity_bytes(self, capacity: int) -> int:
         """Bytes of buffers that hold `capacity` rows."""
-        pooled = sum(t.row_bytes for t in self.pooled) * (capacity // self.ratio)
-        return self.row_bytes * capacity + pooled
+        return self.row_bytes * capacity + sum(t.row_bytes for t in self.pooled) * self.entries(capacity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,5 +104,5 @@ class Layout:
         return sum(layer.capacity_bytes(capacity) for layer in self.layers)
 
     def anchor_bytes(self, at: int) -> int:
-        """Bytes of an anchor at position `at` with its trailer: the state and the partial block's rows."""
-        return self.state_bytes + self.row_bytes * (at % BLOCK)
+        """Bytes of an anchor at position `at` with its trailer: the state and the partial block's rows and entries."""
+        return self.state_bytes + self.capacity_bytes(at % BLOCK)

@@ -72,7 +72,7 @@ def clamp_pooled(claim: int, frontier: int, ratio: int) -> int:
 
 def layer_buffers(layer: LayerLayout, rows: int) -> list[int]:
     """Bytes of each of a layer's buffers in the order they are made, before rounding. The fixed-size state is last."""
-    pooled = [t.row_bytes * (rows // layer.ratio) for t in layer.pooled]
+    pooled = [t.row_bytes * layer.entries(rows) for t in layer.pooled]
     state = [layer.anchor_bytes] if layer.anchor_bytes else []
     return [*(t.row_bytes * rows for t in layer.rows), *pooled, *state]
 

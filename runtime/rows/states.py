@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import mlx.core as mx
 
@@ -19,10 +19,15 @@ State = tuple[Array | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """One fixed-size array of a recurrent layer, per conversation; a fresh one is zero."""
+    """One fixed-size array of a recurrent layer, per conversation; a fresh one is full of `fill`.
+
+    name: what a model of our own calls it.
+    """
 
     shape: tuple[int, ...]
     dtype: Any
+    fill: int = 0
+    name: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -37,11 +42,11 @@ Specs = tuple[StateSpec | None, ...]
 
 def fresh(specs: Specs) -> State:
     """The state before the first token."""
-    return tuple(None if s is None else mx.zeros(s.shape, s.dtype) for s in specs)
+    return tuple(None if s is None else mx.full(s.shape, s.fill, s.dtype) for s in specs)
 
 
 class StateCache:
-    """One recurrent layer's view of a round: slots `[batch, …]`."""
+    """One recurrent layer's view of a round: slots `[batch, …]`. length: rows of each conversation."""
 
     lengths = None
     left_padding = None
@@ -50,6 +55,7 @@ class StateCache:
         self.layer = layer
         self.specs = specs
         self.offset: Array = 0
+        self.length = 0
         self._slots: list[Array | None] = []
 
     def load(self, states: Sequence[State]) -> None:
@@ -82,8 +88,48 @@ class StateCache:
         return False
 
 
+class Trail(Protocol):
+    """A state after any number of a round's rows."""
+
+    def after(self, conversation: int, kept: int) -> Array:
+        """The state of one conversation once `kept` of its new rows are written. Shape: the spec's."""
+        ...
+
+
+class NamedStates(StateCache):
+    """The same for a model of our own: slots have names, and a layer says what its state is after each row."""
+
+    trail = False
+    """Only the state after the last row is asked for."""
+
+    def __init__(self, layer: int, specs: Specs) -> None:
+        super().__init__(layer, specs)
+        self._numbers = {spec.name: i for i, spec in enumerate(specs) if spec is not None}
+        self._trails: dict[int, Trail] = {}
+
+    def get(self, name: str) -> Array:
+        """The state before the first new row, `[batch, *shape]`."""
+        return self._slots[self._numbers[name]]
+
+    def put(self, name: str, trail: Trail) -> None:
+        self._trails[self._numbers[name]] = trail
+
+    def unload(self) -> list[State]:
+        trails, batch = self._trails, len(next(slot for slot in self._slots if slot is not None))
+        self._slots, self._trails = [], {}
+        return [
+            tuple(trails[i].after(b, self.length) * 1 if i in trails else None for i in range(len(self.specs)))
+            for b in range(batch)
+        ]
+
+
 def state_cache(layer: int, specs: Specs) -> StateCache:
-    """A `StateCache` that model code takes for mlx-lm's `ArraysCache`: some write only to an instance of that."""
+    """A `StateCache` that model code takes for mlx-lm's `ArraysCache`: some write only to an instance of that.
+
+    Specs with names are those of a model of our own.
+    """
+    if any(spec is not None and spec.name for spec in specs):
+        return NamedStates(layer, specs)
     from mlx_lm.models.cache import ArraysCache
 
     return type("StateArrays", (StateCache, ArraysCache), {})(layer, specs)  # type: ignore[no-any-return]

@@ -6,14 +6,17 @@ right for rows under a hold, writing for rows past a frontier that no round touc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from onecopy.runtime.store.safetensors import BF16
 
-from .buffers import Pool
+from .buffers import Pool, put
+from .layout import Layout
+from .pricing import clamp_pooled
 
 Array = np.ndarray[Any, Any]
 Tensors = Mapping[str, Array]
@@ -22,44 +25,86 @@ STATE = "state"
 """What the arrays of a recurrent state are called, beside the row tensors of attention."""
 
 
-def read_rows(pool: Pool, segment: int, start: int, stop: int) -> dict[str, Array]:
-    """Rows `[start, stop)` as `[heads, rows, width]`, keyed `layer.name`. The rows must be under a hold.
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """Writable views of a segment's buffers, keyed `layer.name`, and how many rows make an entry of each.
 
-    Views of the buffers, valid until they are written anew or dropped; bfloat16, which NumPy lacks, comes as a copy.
+    start: the segment's first row. An entry of `ratio` rows is counted with the row that completes it.
     """
-    found = pool.segments[segment]
-    a, b = start - found.start, stop - found.start
-    return {key: _rows(array, a, b) for key, array in _named(pool, segment)}
+
+    start: int
+    arrays: Tensors
+    ratios: Mapping[str, int]
 
 
-def row_slots(pool: Pool, segment: int) -> dict[str, Array] | None:
-    """Writable views `[heads, capacity, width]` of a segment's buffers, keyed `layer.name`.
+def read_rows(pool: Pool, segment: int, start: int, stop: int) -> dict[str, Array]:
+    """Rows `[start, stop)` as `[heads, rows, width]`, keyed `layer.name`, and the pooled entries that they complete.
+
+    The rows must be under a hold. Views of the buffers, valid until they are written anew or dropped; bfloat16, which
+    NumPy lacks, comes as a copy.
+    """
+    origin = pool.segments[segment].start
+    return {
+        key: _rows(array, start // ratio - origin // ratio, stop // ratio - origin // ratio)
+        for key, array, ratio in _named(pool, segment)
+    }
+
+
+def row_slots(pool: Pool, segment: int) -> Slots | None:
+    """Writable views `[heads, capacity, width]` of a segment's buffers.
 
     None when NumPy lacks a dtype. Whoever writes through them owns the rows: no round may touch the segment meanwhile.
     """
-    named = _named(pool, segment)
-    if any(array.dtype == mx.bfloat16 for _, array in named):
+    named = list(_named(pool, segment))
+    if any(array.dtype == mx.bfloat16 for _, array, _ in named):
         return None
-    return {key: np.array(array, copy=False) for key, array in named}
+    arrays = {key: np.array(array, copy=False) for key, array, _ in named}
+    return Slots(pool.segments[segment].start, arrays, row_ratios(pool.layout))
 
 
-def fill(slots: Tensors, at: int, rows: Tensors) -> None:
-    """Copies rows into slots at buffer row `at`. Any thread. ValueError when they are not the slots' rows."""
-    if rows.keys() != slots.keys():
+def row_ratios(layout: Layout) -> dict[str, int]:
+    """How many rows make an entry of each tensor of a record, keyed `layer.name`."""
+    return {f"{i}.{t.name}": 1 for i, layer in enumerate(layout.layers) for t in layer.rows} | {
+        f"{i}.{t.name}": layer.ratio for i, layer in enumerate(layout.layers) for t in layer.pooled
+    }
+
+
+def believed(tensors: Tensors, ratios: Mapping[str, int], start: int, frontier: int) -> Tensors:
+    """Of a record whose rows begin at `start`: the rows from `frontier` on, and the entries that those complete.
+
+    What is claimed beyond that is cut off here, so no later reader sees it. ValueError when entries are missing or the
+    tensors are not those of `ratios`.
+    """
+    if tensors.keys() != ratios.keys():
         raise ValueError("other tensors than the segment's")
-    for key, array in rows.items():
-        into = slots[key][:, at : at + array.shape[1]]
+    counts = {array.shape[1] for key, array in tensors.items() if ratios[key] == 1}
+    if len(counts) > 1:
+        raise ValueError("tensors of different numbers of rows")
+    stop = start + max(counts, default=0)
+    return {key: _believed(key, array, ratios[key], start, frontier, stop) for key, array in tensors.items()}
+
+
+def fill(slots: Slots, at: int, rows: Tensors) -> None:
+    """Copies rows into slots at buffer row `at`. Any thread. ValueError when they are not the slots' rows."""
+    start = slots.start + at
+    for key, array in believed(rows, slots.ratios, start, start).items():
+        first = start // slots.ratios[key] - slots.start // slots.ratios[key]
+        into = slots.arrays[key][:, first : first + array.shape[1]]
         if into.shape != array.shape or into.dtype != array.dtype:
             raise ValueError(f"tensor {key} has another shape or dtype than the segment's")
         np.copyto(into, array)
 
 
 def write_rows(pool: Pool, segment: int, start: int, tensors: Tensors) -> None:
-    """Copies rows into a segment at absolute position `start`, which must not lie before its frontier."""
+    """Copies rows into a segment at absolute position `start`, which must not lie before its frontier.
+
+    ValueError when they are not the segment's.
+    """
     into = pool.segments[segment]
-    for key, rows in tensors.items():
-        layer, _, name = key.partition(".")
-        into.layers[int(layer)].write(name, start - into.start, _array(rows))
+    buffers = {key: array for key, array, _ in _named(pool, segment)}
+    ratios = row_ratios(pool.layout)
+    for key, rows in believed(tensors, ratios, start, start).items():
+        put(buffers[key], start // ratios[key] - into.start // ratios[key], _array(rows))
     mx.eval(into.flat())
 
 
@@ -97,9 +142,19 @@ def _whole(array: Any) -> Array:
     return np.array(array, copy=False)
 
 
-def _named(pool: Pool, segment: int) -> list[tuple[str, Any]]:
-    layers = pool.segments[segment].layers
-    return [(f"{i}.{name}", array) for i, layer in enumerate(layers) for name, array in layer.arrays.items()]
+def _believed(key: str, array: Array, ratio: int, start: int, frontier: int, stop: int) -> Array:
+    first = start // ratio
+    kept = clamp_pooled(first + array.shape[1], stop, ratio) - first
+    if kept < stop // ratio - first:
+        raise ValueError(f"tensor {key} has fewer entries than its rows complete")
+    return array[:, frontier // ratio - first : kept]
+
+
+def _named(pool: Pool, segment: int) -> Iterator[tuple[str, Any, int]]:
+    """Each buffer of a segment: its key, itself, and how many rows make an entry."""
+    for i, (kept, layer) in enumerate(zip(pool.layout.layers, pool.segments[segment].layers, strict=True)):
+        yield from ((f"{i}.{name}", array, 1) for name, array in layer.arrays.items())
+        yield from ((f"{i}.{name}", array, kept.ratio) for name, array in layer.pooled.items())
 
 
 def _rows(array: Any, a: int, b: int) -> Array:

@@ -8,6 +8,7 @@ attention   softmax over selected rows, in tiles
 ngram       token n-grams -> table rows             table      those rows, memory-mapped
 ple         per-layer embeddings                    mtp        the draft head
 cache       protocols of what layers keep           memory     a plain keeper of it
+served      layout and self-check, for the bank's rows
 """
 
 from .cache import IndexedRows, LayerRows, RecurrentRows, StateSpec, Steps, Trail, Window

@@ -66,7 +66,7 @@ class Attention(nn.Module):
         for first, stop in _groups(span.starts[b], span.width, c):
             selection = self.indexer.select(b, index_q[first:stop], span.starts[b] + first, rows)
             tiles = _tiles(b, selection, rows, c)
-            outs.append(_softmax_over(_by_kv_head(q[first:stop], c), tiles, selection.counts))
+            outs.append(softmax_over(_by_kv_head(q[first:stop], c), tiles, selection.counts))
         return mx.concatenate(outs)
 
 
@@ -91,14 +91,14 @@ def _tiles(b: int, picked: Selection, rows: IndexedRows, c: Config) -> list[tupl
     """Keys and values in pieces [n or 1, kv_heads, tiles, tile, Dh], in slot order."""
     if picked.blocks is None:
         pieces = rows.prefix(b, max(picked.counts))
-        return [(_cut(k, c.tile)[None], _cut(v, c.tile)[None]) for k, v in pieces]
+        return [(cut(k, c.tile)[None], cut(v, c.tile)[None]) for k, v in pieces]
     slots = -(-max(picked.counts) // c.tile) * c.tile
     positions = _positions(picked, slots, c.ratio)
     gathered = rows.gather(b, positions.flatten())
-    return [tuple(_cut(mx.unflatten(g, 1, (-1, slots)), c.tile).swapaxes(0, 1) for g in gathered)]  # type: ignore[list-item]
+    return [tuple(cut(mx.unflatten(g, 1, (-1, slots)), c.tile).swapaxes(0, 1) for g in gathered)]  # type: ignore[list-item]
 
 
-def _cut(rows: mx.array, tile: int) -> mx.array:
+def cut(rows: mx.array, tile: int) -> mx.array:
     """[…, n, Dh] -> […, tiles, tile, Dh], the last tile padded with zeros when it is short."""
     if short := -rows.shape[-2] % tile:
         rows = mx.pad(rows, [(0, 0)] * (rows.ndim - 2) + [(0, short), (0, 0)])
@@ -116,7 +116,7 @@ def _positions(picked: Selection, slots: int, ratio: int) -> mx.array:
     return mx.concatenate([blocks, mx.array(np.where(tail < ends, tail, 0).astype(np.int32))], axis=1)
 
 
-def _softmax_over(q: mx.array, tiles: Sequence[tuple[mx.array, mx.array]], counts: tuple[int, ...]) -> mx.array:
+def softmax_over(q: mx.array, tiles: Sequence[tuple[mx.array, mx.array]], counts: tuple[int, ...]) -> mx.array:
     """Attention of q [n, kv, 1, g, Dh] over tiled keys; query i sees its first counts[i] slots. -> [n, H, Dh].
 
     Tile sums are added in order, so tiles that a query does not reach add exact zeros.

@@ -76,14 +76,15 @@ class Indexer(nn.Module):
             return Selection(start, counts, None)
         complete = np.array([end // c.ratio for end in ends])
         pieces = rows.pooled(conversation, int(complete[-1]))
-        return Selection(start, counts, best(self._scores(queries, pieces), complete, c.selected_blocks))
+        return Selection(start, counts, best(scores(queries, pieces, c), complete, c.selected_blocks))
 
-    def _scores(self, queries: mx.array, pieces: Sequence[mx.array]) -> mx.array:
-        """queries [n, heads, Di] against every pooled key -> [n, blocks]; one fixed-shape product per tile."""
-        q = queries.astype(mx.float32)[:, None]
-        tiles = [_tiled(piece.astype(mx.float32), self._c.pool_tile) for piece in pieces]
-        scores = [mx.maximum(q @ tile, 0.0).sum(axis=-2).flatten(1) for tile in tiles]
-        return mx.concatenate(scores, axis=1) / self._c.index_dim**0.5
+
+def scores(queries: mx.array, pieces: Sequence[mx.array], c: Config) -> mx.array:
+    """queries [n, heads, Di] against every pooled key -> [n, blocks]; one fixed-shape product per tile."""
+    q = queries.astype(mx.float32)[:, None]
+    tiles = [_tiled(piece.astype(mx.float32), c.pool_tile) for piece in pieces]
+    by_piece = [mx.maximum(q @ tile, 0.0).sum(axis=-2).flatten(1) for tile in tiles]
+    return mx.concatenate(by_piece, axis=1) / c.index_dim**0.5
 
 
 def _tiled(keys: mx.array, tile: int) -> mx.array:

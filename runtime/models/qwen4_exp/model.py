@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -20,6 +20,9 @@ from .mtp import MtpHead
 from .ngram import Ids, NgramHash
 from .ple import Ple
 from .table import NgramTable
+
+if TYPE_CHECKING:
+    from onecopy.runtime.models.layouts import ModelRows
 
 Tokens = mx.array | Ids | Sequence[Sequence[int]]
 Tables = Mapping[int, tuple[NgramHash, NgramTable]]
@@ -88,9 +91,9 @@ class Model(nn.Module):
         """Each layer's fixed-size states, in order."""
         return [layer.states() for layer in self.layers]
 
-    def __call__(self, ids: Tokens, rows: Sequence[LayerRows]) -> mx.array:
+    def __call__(self, ids: Tokens, cache: Sequence[LayerRows]) -> mx.array:
         """Token ids [B, W] -> logits [B, W, vocab], f32 or the weights' dtype."""
-        return self.logits(self.streams(ids, rows))
+        return self.logits(self.streams(ids, cache))
 
     def streams(self, ids: Tokens, rows: Sequence[LayerRows]) -> mx.array:
         """Token ids [B, W] -> the residual streams before the mixer [B, W, n·d]. Writes the new rows."""
@@ -108,6 +111,12 @@ class Model(nn.Module):
     def head(self, x: mx.array) -> mx.array:
         """Mixed rows [B, W, d] -> logits."""
         return self.embed_tokens.as_linear(x) if self._c.tied else self.lm_head(x)
+
+    def kept_rows(self) -> ModelRows:
+        """What the model keeps per token and conversation, for whoever serves it. Runs the probe's tokens."""
+        from .served import kept_rows
+
+        return kept_rows(self)
 
     def _span(self, rows: Sequence[LayerRows], width: int) -> Span:
         indexed = (cast(IndexedRows, r).starts for r, kind in zip(rows, self.kinds, strict=True) if kind == INDEXED)

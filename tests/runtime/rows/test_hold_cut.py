@@ -13,8 +13,9 @@ import pytest
 from onecopy.runtime.rows.layout import BLOCK, LayerLayout, Layout, RowTensor
 from onecopy.runtime.rows.ledger import Grant, Ledger, Wanted
 from onecopy.runtime.rows.ops import Allocate, ResizeLayer
-from onecopy.runtime.rows.pooled import QsaPool
 from onecopy.runtime.rows.segments import Segment
+
+from tests.support.pooled import QsaPool
 
 RATIO = 4
 LAYER = LayerLayout("qsa", (RowTensor("k", 1, 1), RowTensor("i", 1, 1)), (RowTensor("p", 1, 1),), RATIO)

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onecopy.runtime.rows import ops
 from onecopy.runtime.rows.layout import BLOCK, LayerLayout, Layout, RowTensor
-from onecopy.runtime.rows.pooled import QsaPool
 from onecopy.runtime.rows.pricing import (
     FILL,
     PAGE,
@@ -34,6 +33,8 @@ from onecopy.runtime.rows.pricing import (
     reuse_waste,
     segment_bytes,
 )
+
+from tests.support.pooled import QsaPool
 
 DENSE = Layout((LayerLayout("attention", (RowTensor("k", 3, 64), RowTensor("v", 3, 64))),) * 4)
 QSA = LayerLayout(
