@@ -9,18 +9,19 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import trio
 from onecopy.runtime.core import Actor, Reply, handles
-from onecopy.runtime.errors import Conflict, InsufficientMemory, NotFound, OnecopyError, Overloaded
+from onecopy.runtime.errors import Conflict, InsufficientMemory, LaneCrashed, NotFound, OnecopyError, Overloaded
 from onecopy.runtime.rows.ledger import Conversation, Grant, Ledger, Shortage
 from onecopy.runtime.rows.ops import Allocate, CopyRows, Drop, LoadAnchor, ResizeLayer, RowOp, SaveAnchor, Trim
 from onecopy.runtime.rows.segments import Lease
 from onecopy.runtime.seams.clock import Clock
 from onecopy.runtime.seams.device import Device
 
+from .auditing import Auditing
 from .disk_side import NoDisk
 from .messages.bank import (
     NOTHING,
@@ -74,6 +75,9 @@ class Bank(Actor):
         self._clock = clock
         self._disk = disk or NoDisk()
         self._queue: deque[Queued] = deque()
+        self._planned: deque[tuple[Queued, Grant]] = deque()
+        self._asked = 0
+        self._auditing = Auditing(ledger, clock, lambda: self._handled - self._asked)
         self._held_for = 0.0
         self._undone: tuple[RowOp, ...] = ()
         self._begun: dict[int, float] = {}
@@ -95,8 +99,10 @@ class Bank(Actor):
                 self._ledger.trim(name)
             self._disk.tend(waiting=bool(self._queue))
             self._order()
+            await self._auditing.audit()
 
     async def after_batch(self) -> None:
+        self._execute_planned()
         self._order()
 
     def _order(self) -> None:
@@ -153,8 +159,23 @@ class Bank(Actor):
         return got
 
     def _give(self, turn: Queued, grant: Grant) -> None:
-        self._order()
         self._begun[turn.ask.turn] = self._clock.now()
+        if self._ledger.turns[turn.ask.turn].plan is not None:
+            self._planned.append((turn, grant))
+        else:
+            self._begin(turn, grant)
+
+    def _execute_planned(self) -> None:
+        """Resizes are decided on again after the batch they were granted in: rows may be held since that they cut."""
+        while self._planned:
+            turn, grant = self._planned.popleft()
+            if turn.ask.turn in self._ledger.turns:
+                self._begin(turn, self._ledger.executed(grant))
+            else:
+                turn.reply.fail(LaneCrashed("The lane restarted before the turn began.", retry_after=1.0))
+
+    def _begin(self, turn: Queued, grant: Grant) -> None:
+        self._order()
         if self._disk.extends(turn.ask, grant, turn.source):
             self._disk.restore(turn.ask, turn.reply, grant, turn.source)
         else:
@@ -170,6 +191,7 @@ class Bank(Actor):
             turn.reply.fail(Overloaded(f"{QUEUE} requests already wait for memory.", retry_after=5.0))
             return
         self._queue.append(turn)
+        self._ledger.totals.waited += 1
         self._tell_positions()
 
     def _serve_queue(self) -> None:
@@ -276,6 +298,7 @@ class Bank(Actor):
 
     @handles(ListKept)
     def list_kept(self, _: ListKept, reply: Reply[tuple[Kept, ...]]) -> None:
+        self._asked += 1
         reply.set((*map(self._kept, self._ledger.conversations.values()), *self._disk.away))
 
     @handles(Find)
@@ -380,10 +403,12 @@ class Bank(Actor):
 
     @handles(BankStatistics)
     def bank_statistics(self, _: BankStatistics, reply: Reply[dict[str, Any]]) -> None:
+        self._asked += 1
         reply.set(self.statistics())
 
     def statistics(self) -> dict[str, Any]:
-        """Bytes used and in the budget; segments, turns, conversations, queue; admissions and copies by kind."""
+        """Bytes used and in the budget; segments, turns, conversations, queue; admissions with their price, and copies,
+        by kind; what audits found."""
         books = self._ledger
         return {
             **super().statistics(),
@@ -393,11 +418,10 @@ class Bank(Actor):
             "turns": len(books.turns),
             "conversations": len(books.conversations),
             "queued": len(self._queue),
-            "admitted": dict(books.totals.admitted),
-            "copied": dict(books.totals.copied),
-            "dropped": books.totals.dropped,
-            "trimmed": books.totals.trimmed,
-            "refused": books.totals.refused,
+            **asdict(books.totals),
+            "audits": self._auditing.audits,
+            "broken_laws": self._auditing.found,
+            "broken": self._auditing.broken,
         }
 
 

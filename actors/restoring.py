@@ -92,6 +92,7 @@ class Restoring:
         if rows <= grant.matched or grant.lease.turn not in self._ledger.turns:
             return grant
         self._ledger.commit(grant.lease.turn, tokens[grant.matched : rows])
+        self._ledger.from_disk(grant.lease.turn)
         leaf = next(s for s in reversed(self._ledger.turns[grant.lease.turn].leaves) if s.tokens)
         leaf.saved = max(leaf.saved, rows)
         self._unproven[grant.lease.turn] = (grant.matched, message.source)

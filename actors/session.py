@@ -51,6 +51,7 @@ class Work:
     """What a session is made from. turn: its number at bank and lane. name: the conversation's id if it is new.
 
     reader: None for a model without text: its pieces carry tokens only. spell: a token's bytes, for log probabilities.
+    fixed: its drafts are verified by a compiled forward where the bank can give buffers of a fixed size.
     """
 
     turn: int
@@ -60,6 +61,7 @@ class Work:
     matcher: Matcher | None
     spell: Spell
     exact: str
+    fixed: bool = False
 
 
 class Session(Actor):
@@ -134,7 +136,7 @@ class Session(Actor):
     async def _admitted(self) -> None:
         """Waits for rows while hearing of the queue, then starts the lane on them."""
         begun = self._clock.now()
-        ask = Admit(self._work.turn, _wanted(self._spec), self._work.name, self.ref)
+        ask = Admit(self._work.turn, _wanted(self._work), self._work.name, self.ref)
         refused: OnecopyError | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._hear_queue)
@@ -247,7 +249,8 @@ class Session(Actor):
             diverged_at=grant.diverged,
             copied=grant.copied,
             bytes_written=grant.written,
-            peak_bytes=grant.price,
+            price_bytes=grant.price,
+            peak_bytes=grant.peak,
             queued_s=self._waited,
             rounds=last.rounds,
             drafted=last.drafted,
@@ -264,8 +267,9 @@ def lane_crashed() -> LaneCrashed:
     return LaneCrashed("The round failed; the conversation is intact.", retry_after=1.0)
 
 
-def _wanted(spec: TurnSpec) -> Wanted:
-    return Wanted(spec.tokens, spec.max_new, spec.salt, spec.hint)
+def _wanted(work: Work) -> Wanted:
+    spec = work.spec
+    return Wanted(spec.tokens, spec.max_new, spec.salt, spec.hint, fixed=work.fixed and spec.draft)
 
 
 def token_sha(tokens: Sequence[int]) -> str:

@@ -17,7 +17,7 @@ from onecopy.runtime.device import DeviceThread
 from onecopy.runtime.engine import Engine
 from onecopy.runtime.errors import BadRequest, ContextLengthExceeded, StartupError, Unsupported
 from onecopy.runtime.models import Loaded, load
-from onecopy.runtime.rows.layout import LayerLayout
+from onecopy.runtime.rows.layout import BLOCK, LayerLayout
 from onecopy.runtime.rows.ledger import Ledger
 from onecopy.runtime.rows.ops import Drop, RowOp, Trim
 from onecopy.runtime.seams.clock import Clock, RealClock
@@ -163,7 +163,10 @@ class System:
 
     def _bank(self, budget: int) -> Bank:
         self._forget_rows()
-        self._ledger = ledger = Ledger(self._engine.layout, budget, before_drop=lambda c: side.before_drop(c))
+        bucket = self._engine.fixed_rows or BLOCK
+        self._ledger = ledger = Ledger(
+            self._engine.layout, budget, bucket=bucket, before_drop=lambda c: side.before_drop(c)
+        )
         side = self._disk_side(ledger)
         return Bank(ledger, self._device, self._engine.pool.apply, self._clock, side)
 
@@ -334,6 +337,9 @@ class System:
     async def health(self) -> Health:
         down = [name for name in self._actors() if not self._supervisor.ref(name).alive]
         reasons = [f"{name} is down" for name in down]
+        if not down:
+            broken = (await self._supervisor.ref("bank").ask(BankStatistics()))["broken"]
+            reasons += [f"the bank's books are wrong: {sentence}" for sentence in broken]
         details = {"exactness": self.card.exactness, "reasons": self.card.features["exactness_reasons"]}
         if self._keeps and not down:
             why_not = await self._why_not_persisting()

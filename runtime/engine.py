@@ -69,6 +69,9 @@ class Engine:
 
     opened_s: float = 0.0
 
+    fixed_rows: int = 0
+    """Rows in multiples of which a compiled verify wants the leaves that it writes; 0 when it runs at any size."""
+
     @property
     def layout(self) -> Layout:
         return self.pool.layout

@@ -106,6 +106,7 @@ class Receipt:
     how: adopted, extended, resized, forked, restored, copied, eager (the design's admission words) or "fresh".
     diverged_at: position of the first prompt token that no kept row matched. copied: bytes by reason.
     bytes_written: to disk, for this conversation since its turn before was admitted: saves follow a turn.
+    price_bytes: memory that admission took more than was held. peak_bytes: the same at its worst moment.
     """
 
     how: str
@@ -116,6 +117,7 @@ class Receipt:
     diverged_at: int = 0
     copied: tuple[tuple[str, int], ...] = ()
     bytes_written: int = 0
+    price_bytes: int = 0
     peak_bytes: int = 0
     queued_s: float = 0.0
     rounds: int = 0

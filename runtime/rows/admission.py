@@ -2,10 +2,13 @@
 
 A turn goes on in the rows its conversation ends with, goes back into the last reply, or forks from whoever has the
 longest prefix. Where it wants buffers of a fixed size, they are adopted, resized in place or copied, and where none of
-that can be had it runs with what is at hand.
+that can be had it runs with what is at hand. Fixed means whole buckets: a turn takes any number that lasts its answer,
+and rows move for it only when they are few.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from .books import Books, at
 from .chains import merge
@@ -88,11 +91,7 @@ class Asked:
         for s in found.holders:
             if s.tip is None or s.lease is not None or s.reply_from is None or self.books.conversations[s.tip].pinned:
                 continue
-            if (
-                self._ours(s)
-                and s.reply_from - 1 <= stop < s.frontier
-                and (s.held <= stop or self.wanted.capacity is not None)
-            ):
+            if self._ours(s) and s.reply_from - 1 <= stop < s.frontier and (s.held <= stop or self._fixes):
                 got = self._continue(s, stop, stop)
                 if got is not None:
                     return got
@@ -113,7 +112,8 @@ class Asked:
     def _fork(self, source: Segment | None, stop: int) -> Grant | Shortage:
         start = stop // BLOCK * BLOCK
         least = self.prompt + 1 - start
-        rows = self._fixed_rows(start, source) or leaf_rows(self.books, self.full - start, least, source)
+        fixed = self._fixed_rows(start, source)
+        rows = fixed or leaf_rows(self.books, self.full - start, least, source)
         if rows is None:
             return shortage(self.books, least, source)
         leaf = self._new_leaf(at(source, start) if source is not None and start else None, start, rows)
@@ -121,7 +121,7 @@ class Asked:
         if source is not None:
             self._copy(at(source, stop), leaf, start, stop, "fork")
             how = "forked"
-        if self.wanted.capacity is not None and rows != self.wanted.capacity:
+        if self._fixes and fixed is None:
             how = "eager"
         conversation = self.books.begin(self.name, leaf, self.wanted.salt, self.now, self.wanted.hint)
         return self._lease(conversation, [leaf], stop, how, stop)
@@ -131,8 +131,8 @@ class Asked:
     def _continue(self, tip: Segment, stop: int, diverged: int) -> Grant | Shortage | None:
         """Leases `tip` from row `stop` on; None when that needs rows that others hold."""
         how = "adopted"
-        if self.wanted.capacity is not None:
-            got = self._fixed(tip, stop, diverged, self.wanted.capacity)
+        if self._fixes:
+            got = self._fixed(tip, stop, diverged, self._capacity(tip, stop))
             if got is not None:
                 return got
             how = "eager"
@@ -143,7 +143,11 @@ class Asked:
         rows = None
         if tip.end < self.prompt + 1 or tip.end < min(self.full, self.prompt + BLOCK // 4):
             least = self.prompt + 1 - tip.end
-            rows = leaf_rows(self.books, self.full - tip.end, least, tip, tip.end // GROWTH)
+            rows = self._next_rows(tip, max(self.full - tip.end, tip.end // GROWTH))
+            if rows is not None:
+                how = "extended"
+            else:
+                rows = leaf_rows(self.books, self.full - tip.end, least, tip, tip.end // GROWTH)
             if rows is None and tip.end < self.prompt:
                 return shortage(self.books, least, tip)
         self.books.cut(tip, stop)
@@ -165,16 +169,40 @@ class Asked:
 
     # --- buffers of a fixed size
 
+    @property
+    def _fixes(self) -> bool:
+        return self.wanted.fixed or self.wanted.capacity is not None
+
+    def _buckets(self, rows: int) -> int:
+        return round_up(max(1, rows), self.books.bucket)
+
+    def _capacity(self, tip: Segment, stop: int) -> int | None:
+        """Rows that `tip` is wanted at: those it has when they will do, else what lasts the answer. None when more
+        than a bucket of rows would have to move for that, or when another leaf behind it moves none."""
+        if self.wanted.capacity is not None:
+            return self.wanted.capacity
+        rows = self._buckets(self.full - tip.start)
+        if tip.held <= stop and tip.capacity % self.books.bucket == 0 and tip.capacity >= rows:
+            return tip.capacity
+        full = tip.held <= stop and tip.end < self.full
+        return rows if stop - tip.start <= self.books.bucket and not full else None
+
     def _fixed_rows(self, start: int, source: Segment | None) -> int | None:
-        """The wanted capacity for a new leaf at `start`, if it is enough and can be had."""
-        rows = self.wanted.capacity
+        """Rows of a new leaf at `start` of the wanted size, if that is enough and can be had."""
+        rows = self.wanted.capacity or (self._buckets(self.full - start) if self.wanted.fixed else None)
         if rows is None or start + rows < self.prompt + 1:
             return None
         return rows if make_room(self.books, self.books.bill(Allocate(rows)), source) else None
 
-    def _fixed(self, tip: Segment, stop: int, diverged: int, rows: int) -> Grant | None:
+    def _next_rows(self, tip: Segment, rows: int) -> int | None:
+        """Whole buckets for a leaf behind `tip`, if a turn that takes any number of them can have them."""
+        rows = self._buckets(rows)
+        had = self.wanted.fixed and make_room(self.books, self.books.bill(Allocate(rows)), tip)
+        return rows if had else None
+
+    def _fixed(self, tip: Segment, stop: int, diverged: int, rows: int | None) -> Grant | None:
         """Adopts, resizes or copies `tip` at `rows` rows; None when the wanted size is too small or not to be had."""
-        if tip.start + rows < self.prompt + 1:
+        if rows is None or tip.start + rows < self.prompt + 1:
             return None
         assert tip.tip is not None
         conversation = self.books.conversations[tip.tip]
@@ -229,7 +257,10 @@ class Asked:
 
     def _lease(self, conversation: Conversation, leaves: list[Segment], stop: int, how: str, diverged: int) -> Grant:
         made = begin_turn(self.books, self.turn, conversation, leaves, self.prompt, how)
+        made.fixed = self._fixes and how != "eager"
         conversation.used = self.now
+        made.price = self.price
+        count(self.books.totals.priced, how, self.price)
         copied = tuple(self.copied.items())
         return Grant(made.lease, conversation.id, stop, how, self.price, copied, diverged, peak=self.peak)
 
@@ -246,6 +277,21 @@ def begin_turn(
     books.wake(conversation)
     count(books.totals.admitted, how)
     return made
+
+
+def executed(books: Books, grant: Grant) -> Grant:
+    """The grant once its planned resize was made or degraded: what it came to, and the lease as it is then."""
+    turn, totals = books.turns[grant.lease.turn], books.totals
+    if turn.plan is None:
+        return grant
+    used, copied = books.used, dict(totals.copied)
+    how = execute(books, turn.id)
+    price = books.used - used
+    count(totals.priced, how, price - turn.price)
+    turn.price = price
+    moved = tuple((why, n - copied.get(why, 0)) for why, n in totals.copied.items() if n != copied.get(why))
+    peak = grant.peak if how == grant.how else price
+    return replace(grant, lease=turn.lease, how=how, price=price, peak=peak, copied=moved)
 
 
 def execute(books: Books, turn: int) -> str:
@@ -275,10 +321,17 @@ def execute(books: Books, turn: int) -> str:
     return made.how
 
 
+def call(books: Books, made: Turn, how: str) -> None:
+    """The turn was met in another way than was said at first."""
+    for old, sign in ((made.how, -1), (how, 1)):
+        count(books.totals.admitted, old, sign)
+        count(books.totals.priced, old, sign * made.price)
+    made.how = how
+
+
 def _degrade(books: Books, made: Turn) -> None:
-    count(books.totals.admitted, made.how, -1)
-    made.how = "eager"
-    count(books.totals.admitted, made.how)
+    call(books, made, "eager")
+    made.fixed = False
 
 
 def _extend(books: Books, made: Turn) -> None:

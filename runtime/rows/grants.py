@@ -13,7 +13,8 @@ from .segments import LeafSpan, Lease, Segment
 class Wanted:
     """What a turn asks for. tokens: the whole prompt. answer: rows its answer may need at most.
 
-    capacity: rows the leaf's buffers are wanted at, for a forward compiled at that size; None takes what comes.
+    fixed: its leaf is wanted in whole buckets that last the answer, for a forward compiled at the buffers' size.
+    capacity: the same at exactly so many rows; None takes what comes.
     """
 
     tokens: tuple[int, ...]
@@ -21,6 +22,7 @@ class Wanted:
     salt: bytes = b""
     hint: str | None = None
     capacity: int | None = None
+    fixed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class Grant:
     diverged: the first prompt token that no kept row matched. restored: rows of `matched` that came from disk.
     peak: bytes needed at the worst moment, beyond what was held before. written: bytes that saves of this conversation
     wrote since it was last granted.
-    A resize is only planned here: `execute` makes it or degrades it, and the turn's lease is read after that.
+    A resize is only planned here: `executed` makes it or degrades it, and answers with the grant as it is then.
     """
 
     lease: Lease
@@ -98,7 +100,10 @@ class Plan:
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """A running turn. leaves: the segments it may write, in order. how: the way it was met."""
+    """A running turn. leaves: the segments it may write, in order. how: the way it was met.
+
+    price: bytes held more for it. fixed: it wanted its buffers at a fixed size and has its last leaf at one.
+    """
 
     id: int
     conversation: Conversation
@@ -107,6 +112,8 @@ class Turn:
     prompt: int
     how: str
     plan: Plan | None = None
+    price: int = 0
+    fixed: bool = False
 
     @property
     def frontier(self) -> int:
@@ -114,17 +121,22 @@ class Turn:
 
     @property
     def lease(self) -> Lease:
-        return Lease(self.id, self.base, tuple(LeafSpan(s.id, s.start, s.end) for s in self.leaves))
+        return Lease(self.id, self.base, tuple(LeafSpan(s.id, s.start, s.end) for s in self.leaves), self.fixed)
 
 
 @dataclass(slots=True)
 class Totals:
-    """Counters since the start, for metrics."""
+    """Counters since the start, for metrics. admitted: turns by way. priced: bytes held more for them, by way.
+
+    copied: bytes by reason. dropped: conversations given up. waited: turns that had to wait for memory.
+    """
 
     admitted: dict[str, int] = field(default_factory=dict)
+    priced: dict[str, int] = field(default_factory=dict)
     copied: dict[str, int] = field(default_factory=dict)
     dropped: int = 0
     trimmed: int = 0
+    waited: int = 0
     refused: int = 0
 
 

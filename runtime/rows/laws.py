@@ -15,14 +15,21 @@ from .segments import Segment
 
 def broken_laws(books: Books) -> list[str]:
     """What is wrong; empty when all laws hold. O(segments + conversations)."""
-    out = list(_sums(books))
+    return [sentence for sentence in laws(books) if sentence is not None]
+
+
+def laws(books: Books) -> Iterator[str | None]:
+    """What is wrong, as sentences, with a None after each thing looked at: whoever goes over large books can pause
+    there, as long as the books stay as they are."""
+    yield from _sums(books)
     for s in books.segments.values():
-        out += _segment(books, s)
+        yield from _segment(books, s)
+        yield None
     for c in books.conversations.values():
-        out += _conversation(books, c)
+        yield from _conversation(books, c)
+        yield None
     for turn in books.turns.values():
-        out += _turn(turn)
-    return out
+        yield from _turn(turn)
 
 
 def _sums(books: Books) -> Iterator[str]:

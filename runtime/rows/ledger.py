@@ -6,12 +6,14 @@ from segments' tokens and all bytes from the layout.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from . import admission
 from .admission import DEPTH, GROWTH, RESERVE
 from .books import BeforeDrop, Books, at
 from .grants import Conversation, Grant, Shortage, Totals, Turn, Wanted
-from .laws import broken_laws
-from .layout import BLOCK, Layout
+from .laws import broken_laws, laws
+from .layout import BLOCK, Layout, round_up
 from .ops import RowOp
 from .prefixes import Prefixes
 from .pricing import Allocate, Rounding, exact
@@ -103,6 +105,10 @@ class Ledger:
         """The conservation laws that do not hold, as sentences; empty when the books are right."""
         return broken_laws(self._books)
 
+    def laws(self) -> Iterator[str | None]:
+        """`audit` bit by bit: None after each thing looked at. Not to be gone on with once the books have changed."""
+        return laws(self._books)
+
     # --- admission
 
     def longest(self, wanted: Wanted) -> int:
@@ -119,19 +125,36 @@ class Ledger:
         error. Call it after `admit`; the turn's lease is read from `turns` afterwards."""
         return admission.execute(self._books, turn)
 
+    def executed(self, grant: Grant) -> Grant:
+        """`execute` for a grant, and the grant as it is then."""
+        return admission.executed(self._books, grant)
+
+    def from_disk(self, turn: int) -> None:
+        """Rows of a turn came from disk: that is how it was met."""
+        admission.call(self._books, self.turns[turn], "restored")
+
     # --- a running turn
 
     def grow(self, turn: int, rows: int) -> Lease | Shortage:
         """Another leaf of at least `rows` rows for a turn whose leaves are full."""
         made = self.turns[turn]
         last = made.leaves[-1]
-        size = admission.leaf_rows(self._books, rows + RESERVE, rows, last, last.end // GROWTH)
+        size = self._buckets(made, rows, last)
+        made.fixed = size is not None
+        if size is None:
+            size = admission.leaf_rows(self._books, rows + RESERVE, rows, last, last.end // GROWTH)
         if size is None:
             return shortage(self._books, rows, last)
         leaf = self._books.allocate(last, last.end, size)
         self._books.lease(leaf, turn)
         made.leaves.append(leaf)
         return made.lease
+
+    def _buckets(self, made: Turn, rows: int, last: Segment) -> int | None:
+        """Rows of another leaf for a turn whose leaves have a fixed size, if they can be had."""
+        size = round_up(max(rows + RESERVE, last.end // GROWTH), self._books.bucket)
+        had = made.fixed and make_room(self._books, self._books.bill(Allocate(size)), last)
+        return size if had else None
 
     def commit(self, turn: int, tokens: tuple[int, ...]) -> None:
         """Rows for `tokens` were written at the turn's frontier."""

@@ -164,11 +164,15 @@ class LeafSpan:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to write one conversation's rows: what lies before, and the leaves in order."""
+    """The right to write one conversation's rows: what lies before, and the leaves in order.
+
+    fixed: the last leaf's buffers have the fixed size that a compiled verify was granted; otherwise it runs eagerly.
+    """
 
     turn: int
     base: tuple[Link, ...]
     leaves: tuple[LeafSpan, ...]
+    fixed: bool = False
 
     @property
     def end(self) -> int:

@@ -192,6 +192,7 @@ class SimEngine:
 
     exactness = ("exact", ())
     numerics_mode = "hash"
+    fixed_rows = 0
 
     def __init__(self, kind: str, budget: int, broken: Broken) -> None:
         self.kind = kind
