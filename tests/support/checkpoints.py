@@ -49,7 +49,7 @@ def write_checkpoint(
     return path
 
 
-def write_tokenizer(path: Path) -> None:
+def write_tokenizer(path: Path, template: str = TEMPLATE) -> None:
     """A byte-level vocabulary without merges: ids 0-255 are bytes, 256 <|im_start|>, 257 <|im_end|>, 258 <think>."""
     vocab = {piece: i for i, piece in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(BPE(vocab=vocab, merges=[]))
@@ -58,5 +58,5 @@ def write_tokenizer(path: Path) -> None:
     tokenizer.add_special_tokens([AddedToken(t, special=True) for t in ("<|im_start|>", "<|im_end|>")])
     tokenizer.add_tokens([AddedToken("<think>", special=False)])
     tokenizer.save(str(path / "tokenizer.json"))
-    names = {"bos_token": "<|im_start|>", "eos_token": {"content": "<|im_end|>"}, "chat_template": TEMPLATE}
+    names = {"bos_token": "<|im_start|>", "eos_token": {"content": "<|im_end|>"}, "chat_template": template}
     (path / "tokenizer_config.json").write_text(json.dumps(names))

@@ -16,6 +16,9 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.support.checkpoints import write_tokenizer
+from tests.support.tokens import CHATML
+
 SEED = 20260
 
 TINY: dict[str, Any] = {
@@ -237,3 +240,10 @@ def _published(weights: Weights, parts: int) -> Weights:
         else:
             out[name] = value
     return out
+
+
+def write_served(path: Path, template: str = CHATML, **changes: Any) -> Path:
+    """A four-layer checkpoint that serves 65,536 positions, with a byte tokenizer and a template."""
+    write(path, tiny(**{"num_hidden_layers": 4, "max_position_embeddings": 65536, **changes}))
+    write_tokenizer(path, template)
+    return path
