@@ -146,7 +146,11 @@ class Bank(Actor):
         elif got is None or (self._something_ends() and got.needed <= self._ledger.budget):
             self._enqueue(turn)
         else:
-            turn.reply.fail(refusal(got))
+            self._refuse(turn, got)
+
+    def _refuse(self, turn: Queued, short: Shortage) -> None:
+        self._ledger.totals.refused += 1
+        turn.reply.fail(refusal(short))
 
     def _something_ends(self) -> bool:
         """Memory will become free without anybody asking: a turn runs, or a save holds rows."""
@@ -204,7 +208,7 @@ class Bank(Actor):
                 if isinstance(got, Shortage):
                     if self._something_ends():
                         break
-                    head.reply.fail(refusal(got))
+                    self._refuse(head, got)
                 else:
                     self._give(head, got)
             self._queue.popleft()

@@ -173,6 +173,7 @@ def _facts(replies: Sequence[Reply]) -> dict[str, str]:
         receipt = reply.finished.receipt
         found |= {
             "x-onecopy-how": receipt.how,
+            "x-onecopy-price-bytes": str(receipt.price_bytes),
             "x-onecopy-diverged-at": str(receipt.diverged_at),
             "x-onecopy-bytes-copied": str(receipt.bytes_copied),
             "x-onecopy-bytes-written": str(receipt.bytes_written),

@@ -37,8 +37,6 @@ def admit(books: Books, turn: int, wanted: Wanted, name: str, now: float) -> Gra
     if isinstance(got, Shortage) and found.length:
         # Better computed again than refused: without the prefix to protect, more can be given up.
         got = asked.fork(Match(0, ()))
-    if isinstance(got, Shortage):
-        books.totals.refused += 1
     return got
 
 
