@@ -58,9 +58,9 @@ async def test_fresh_adopted_extended_and_forked(tiny: Path) -> None:
         start = [system_text(TEXT[:600]), user("one")]
         first = await met(whole, body(*start), "fresh", 3 * BLOCK_BYTES)
         second = talk(first, *start)
-        await met(whole, body(*second), "adopted", 0)
+        answered = await met(whole, body(*second), "adopted", 0)
         await met(whole, body(*start[:1], user("two")), "forked", BLOCK_BYTES)
-        longer = [*start, *second[2:3], user(TEXT[:500])]
+        longer = [*second, {"role": "assistant", "content": answered.text}, user(TEXT[:500])]
         reply = await met(whole, body(*longer), "extended")
         assert reply.onecopy["bytes_copied"] == 0
         assert reply.onecopy["price_bytes"] >= 2 * BLOCK_BYTES
