@@ -1,13 +1,31 @@
 """Rows: what one token leaves in each layer, kept once.
 
-layout.py     what a layer keeps per row, per `ratio` rows and per anchor; pure arithmetic
-pricing.py    what an allocation, a resize or a copy will cost before it is made; pure arithmetic
-ledger.py     segments, chains, holds, leases and the budget, as pure state (the bank actor owns one)
-buffers.py    the MLX buffers of segments, written in place on the device thread
-attention.py  attention over a chain in tiles fixed by absolute position
-caches.py     the cache objects that mlx-lm models see
+layout, pricing               what a layer keeps, and what a change of memory costs before it is made; pure arithmetic
+segments, ops, prefixes       segments and holds; orders for the device; the index that finds prefixes; pure state
+ledger, books, grants         what the bank asks of its books, the books themselves, and what turns get; pure state
+admission, reclaim, chains    the ways a turn gets its rows; what makes room for them; merging; on the books
+laws                          conservation laws of the books, for audits
+buffers, states, transfer     the MLX buffers of segments and their recurrent states; rows to and from disk; device thread
+plan, caches                  what one round reads and writes; the cache objects that mlx-lm models see; device thread
+attention, indexed            attention over chains in tiles fixed by absolute position; over selected rows; device thread
 """
 
 from .layout import BLOCK, LayerLayout, Layout, RowTensor, blocks_for, round_up
+from .ledger import Conversation, Grant, Ledger, Shortage, Wanted
+from .segments import Lease, Segment
 
-__all__ = ["BLOCK", "LayerLayout", "Layout", "RowTensor", "blocks_for", "round_up"]
+__all__ = [
+    "BLOCK",
+    "Conversation",
+    "Grant",
+    "LayerLayout",
+    "Layout",
+    "Lease",
+    "Ledger",
+    "RowTensor",
+    "Segment",
+    "Shortage",
+    "Wanted",
+    "blocks_for",
+    "round_up",
+]
