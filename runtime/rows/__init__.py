@@ -5,9 +5,9 @@ segments, ops, prefixes       segments and holds; orders for the device; the ind
 ledger, books, grants         what the bank asks of its books, the books themselves, and what turns get; pure state
 admission, reclaim, chains    the ways a turn gets its rows; what makes room for them; merging; on the books
 laws                          conservation laws of the books, for audits
-buffers, states, transfer     the MLX buffers of segments and their recurrent states; rows to and from disk; device thread
+buffers, states, transfer     MLX buffers of segments and their recurrent states; rows to and from disk; device thread
 plan, caches                  what one round reads and writes; the cache objects that mlx-lm models see; device thread
-attention, indexed            attention over chains in tiles fixed by absolute position; over selected rows; device thread
+attention, indexed            attention over chains in tiles fixed by absolute position, or over selected rows; device
 """
 
 from .layout import BLOCK, LayerLayout, Layout, RowTensor, blocks_for, round_up
