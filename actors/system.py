@@ -208,6 +208,7 @@ class System:
                 "dtype": self._loaded.dtype,
                 "row_bytes": self._engine.layout.row_bytes,
                 "exactness_reasons": list(reasons),
+                "text": _text_side(self._loaded),
             },
         )
 
@@ -377,10 +378,19 @@ def _load(options: Options, clock: Clock) -> tuple[Loaded, Engine]:
     """On the device thread: fast BLAS first, then the weights, then the self-check of this machine's arithmetic."""
     blas.install()
     loaded = load(options.model, dtype=options.dtype)
+    if loaded.tokenizer is None:
+        LOG.warning("%s has no tokenizer files: it takes and gives token ids, on /v1/completions", loaded.id)
     context = options.context or loaded.context
     if not 0 < context <= loaded.context:
         raise StartupError(f"--context {context} is not within the model's context of {loaded.context} tokens.")
     return loaded, Engine.open(loaded, context=context, stopwatch=clock.now)
+
+
+def _text_side(loaded: Loaded) -> str:
+    """What kinds of prompts a model takes, in words."""
+    if loaded.tokenizer is None:
+        return "none: prompts are token ids on /v1/completions, and so are replies"
+    return "prompts" if loaded.template is None else "prompts and chats"
 
 
 def _layer_facts(layer: LayerLayout) -> list[object]:

@@ -137,9 +137,10 @@ def room_for(card: ModelCard, tokens: Sequence[int], param: str) -> int:
 
 
 def text_side(card: ModelCard) -> tuple[ChatFormat, Tokenizer]:
+    tokenizer = plain_side(card)
     if card.chat is None:
         raise Unsupported(f"The model {card.id!r} has no chat template; use /v1/completions.")
-    return card.chat, plain_side(card)
+    return card.chat, tokenizer
 
 
 def plain_side(card: ModelCard) -> Tokenizer:

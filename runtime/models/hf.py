@@ -13,6 +13,7 @@ from . import light
 from .dense import settle
 from .digest import digest
 from .families import classes
+from .heads import draft_head
 from .hf_vocab import tokenizer_of
 from .loaded import Loaded
 from .qwen4_exp import is_qwen4_exp, load_qwen4_exp
@@ -29,7 +30,8 @@ def load_hf(path: Path, name: str, dtype: mx.Dtype | None) -> Loaded:
     if not isinstance(config.get("model_type"), str):
         raise ModelLoadError(f"{path / 'config.json'}: the field model_type is missing.")
     files = check_directory(path)
-    model, config = _own(path, dtype) if is_qwen4_exp(config) else _assemble(path, dtype)
+    own = is_qwen4_exp(config)
+    model, config = _own(path, dtype) if own else _assemble(path, dtype)
     tokenizer = tokenizer_of(path, _ends(config))
     return Loaded(
         id=name,
@@ -44,6 +46,7 @@ def load_hf(path: Path, name: str, dtype: mx.Dtype | None) -> Loaded:
         dtype="native" if dtype is None else str(dtype).removeprefix("mlx.core."),
         context=_context(config),
         path=path,
+        draft_head={} if own else draft_head(files),
     )
 
 

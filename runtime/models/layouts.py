@@ -51,7 +51,13 @@ def model_rows(model: nn.Module, name: str) -> ModelRows:
     A model of our own says itself what it keeps.
     """
     own: Callable[[], ModelRows] | None = getattr(model, "kept_rows", None)
-    return own() if own is not None else _probed(model, name)
+    try:
+        return own() if own is not None else _probed(model, name)
+    except RuntimeError as error:  # what a device's kernels say of types they do not have
+        reason = " ".join(str(error).split())[:200]
+        raise ModelLoadError(
+            f"{name}: does not run on this machine with its weights as they are: {reason} Try --dtype float32."
+        ) from error
 
 
 def _probed(model: nn.Module, name: str) -> ModelRows:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ class Loaded:
     id: the name clients use. config: in mlx-lm's words, whatever the source. eos: ids that end a reply.
     digest: hex, over the weights' bytes and the config. quantization: how the source stores its weights, None when
     they are plain floats. dtype: what they became here ("native" keeps the source's). context: tokens the model was
-    made for. path: the directory or file.
+    made for. path: the directory or file. draft_head: tensors of a head that mlx-lm's model code leaves out, by name.
     """
 
     id: str
@@ -34,6 +35,7 @@ class Loaded:
     dtype: str
     context: int
     path: Path
+    draft_head: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def vocab_size(self) -> int:
