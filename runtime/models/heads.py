@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -31,8 +31,7 @@ def draft_head(files: Iterable[Path]) -> dict[str, Array]:
 
 
 def _load(file: Path) -> dict[str, Array]:
-    loaded: dict[str, Array] = mx.load(str(file))
-    return loaded
+    return cast(dict[str, Array], mx.load(str(file)))
 
 
 def _is_norm(name: str, weight: Array) -> bool:

@@ -61,7 +61,7 @@ async def test_weights_held_as_they_are_stored_are_served_too(tmp_path: Path, ki
 @pytest.mark.skipif(mx.default_device().type != mx.DeviceType.cpu, reason="other devices have these products")
 def test_experts_in_a_type_that_this_device_cannot_multiply_are_refused_in_one_line(tmp_path: Path) -> None:
     loaded = load(str(write_published(tmp_path / "model", experts=True)), dtype="native")
-    with pytest.raises(ModelLoadError, match="^model: does not run on this machine .* Try --dtype float32") as refusal:
+    with pytest.raises(ModelLoadError, match=r"^model: does not run on this machine .* Try --dtype float32") as refusal:
         Engine.open(loaded, context=512, stopwatch=lambda: 0.0)
     assert "\n" not in str(refusal.value)
 
