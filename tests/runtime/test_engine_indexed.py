@@ -196,6 +196,25 @@ def test_past_the_budget_only_selected_rows_are_read(
     assert read == [-(-(c.budget + 401 % c.ratio) // c.tile) * c.tile]
 
 
+def test_what_a_token_copies_does_not_grow_with_the_context(engine: Engine) -> None:
+    """The rows before it are all zeros, which is as much to read as any others."""
+
+    def peak(position: int) -> int:
+        talk = Talk(engine, position + BLOCK)
+        talk.position = position
+        talk.feed([11])
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        talk.feed([12])
+        engine.pool.segments.pop(talk.leaf)
+        return mx.get_peak_memory() - before
+
+    far, qsa = 200 * BLOCK, engine.layout.layers[-1]
+    scores = 16 * 4 * far // qsa.ratio
+    joined = 2 * qsa.pooled[0].row_bytes * far // qsa.ratio if BLOCK % qsa.ratio else 0
+    assert peak(far) <= peak(2 * BLOCK) + scores + joined < qsa.row_bytes * far // 4
+
+
 def test_a_directory_loads_with_its_table_in_its_file(tmp_path: Path) -> None:
     path = write(tmp_path / "named", tiny(num_hidden_layers=4))
     (path / "generation_config.json").write_text('{"eos_token_id": [1, 7]}')
