@@ -278,6 +278,7 @@ class Bank(Actor):
 
     def _lost(self, turn: int, keep: int) -> None:
         """Its round failed: rows of committed rounds stay, restored ones that no round ran on yet do not."""
+        self._ledger.doubt(turn)
         unproven = self._disk.failed(turn)
         self._end(turn, keep if unproven is None else min(keep, unproven))
 

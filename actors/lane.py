@@ -8,26 +8,32 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from onecopy.runtime.core import Actor, Ref, Reply, handles
-from onecopy.runtime.decode import Costs, Limits, Pick, Round, Want, passed_after, plan
+from onecopy.runtime.decode import Costs, Limits, Pick, Prices, Round, Want, passed_after, plan
 from onecopy.runtime.errors import LaneCrashed, Overloaded
 from onecopy.runtime.rows.caches import Strip
+from onecopy.runtime.rows.layout import Layout
 from onecopy.runtime.seams.clock import Clock
 from onecopy.runtime.seams.device import Device
-from onecopy.runtime.turn import FinishReason
 
 from .messages.bank import Commit, Grow, LaneLost
 from .messages.lane import Begin, Cancel, Consumed, LaneStatistics
 from .messages.session import Broken, Filled, Produced
-from .running import Running
+from .running import Brought, Running
 
 LOG = logging.getLogger("onecopy.lane")
 
 
 class Rounds(Protocol):
-    """What the lane needs of an engine. `run` is called on the device thread."""
+    """What the lane needs of an engine. Its methods are called on the device thread."""
+
+    @property
+    def layout(self) -> Layout: ...
 
     def run(self, strips: Sequence[Strip], wants: Sequence[Want]) -> Any:
         """Runs one forward; `.picks` holds, for each strip in order, the picks of its wanted rows."""
+
+    def accept(self, kept: Sequence[tuple[Strip, int]]) -> None:
+        """Of these strips of the last round only so many tokens stay: puts recurrent states right."""
 
 
 class Lane(Actor):
@@ -41,7 +47,7 @@ class Lane(Actor):
         clock: Clock,
         eos: frozenset[int],
         limits: Limits,
-        costs: tuple[float, ...] = (),
+        prices: Prices | None = None,
     ) -> None:
         super().__init__("lane", work_size=4096)
         self._engine = engine
@@ -50,7 +56,7 @@ class Lane(Actor):
         self._clock = clock
         self._eos = eos
         self._limits = limits
-        self._widths = costs
+        self._prices = prices or Prices()
         self._turns: dict[int, Running] = {}
         self._order = 0
         self._owed = 0.0
@@ -85,7 +91,7 @@ class Lane(Actor):
     @handles(Begin)
     def begin(self, message: Begin) -> None:
         self._order += 1
-        self._turns[message.turn] = Running.of(message, self._order, self._eos, self._widths)
+        self._turns[message.turn] = Running.of(message, self._order, self._eos, self._prices)
 
     @handles(Cancel)
     def cancel(self, ask: Cancel, reply: Reply[int]) -> None:
@@ -114,7 +120,7 @@ class Lane(Actor):
 
     def _propose(self) -> None:
         for turn in self._ready():
-            turn.propose(len(self._widths) - 1)
+            turn.propose()
 
     async def _round(self, now: Round) -> None:
         """One forward, then everybody hears what it brought."""
@@ -124,35 +130,42 @@ class Lane(Actor):
         work = [w for _, w in decoding] + ([chunk] if chunk else [])
         begun = self._clock.now()
         result = await self._device.run(self._engine.run, [s for s, _ in work], [w for _, ws in work for w in ws])
+        brought = [t.decoded(picks) for (t, _), picks in zip(decoding, result.picks, strict=False)]
+        await self._keep([(strip, len(b.rows)) for (_, (strip, _)), b in zip(decoding, brought, strict=True)])
         self._measure(now, self._clock.now() - begun)
         self._pass_over(now)
-        written = [self._decoded(t, picks) for (t, _), picks in zip(decoding, result.picks, strict=False)]
+        # From here on nothing waits: a session must not give its lease back before the bank knows of its rows.
+        written = [self._decoded(t, b) for (t, _), b in zip(decoding, brought, strict=True)]
         if filling and chunk:
             written.append(self._filled(filling, chunk[0], result.picks[-1]))
         self._bank.tell(Commit(tuple(written)))
 
-    def _decoded(self, turn: Running, picks: tuple[Pick, ...]) -> tuple[int, tuple[int, ...]]:
-        before = (turn.drafted, turn.accepted)
-        rows, kept, end = turn.decoded(picks)
-        self._drafted += turn.drafted - before[0]
-        self._accepted += turn.accepted - before[1]
-        self._deliver(turn, kept, end)
-        return turn.id, rows
+    async def _keep(self, kept: list[tuple[Strip, int]]) -> None:
+        """Rejected rows are overwritten later; a recurrent state that has seen them is computed again."""
+        short = [(strip, n) for strip, n in kept if n < len(strip.tokens)]
+        if short and self._engine.layout.recurrent:
+            await self._device.run(self._engine.accept, short)
+
+    def _decoded(self, turn: Running, brought: Brought) -> tuple[int, tuple[int, ...]]:
+        self._drafted += brought.drafted
+        self._accepted += brought.accepted
+        self._deliver(turn, brought)
+        return turn.id, brought.rows
 
     def _filled(self, turn: Running, strip: Strip, picks: tuple[Pick, ...]) -> tuple[int, tuple[int, ...]]:
-        rows, kept, end = turn.filled(strip, picks)
-        self._prefilled += len(rows)
-        if kept:
-            self._deliver(turn, kept, end)
+        brought = turn.filled(strip, picks)
+        self._prefilled += len(brought.rows)
+        if brought.picks:
+            self._deliver(turn, brought)
         else:
             self._tell(turn, Filled(turn.position - turn.first, turn.prompt - turn.first))
-        return turn.id, rows
+        return turn.id, brought.rows
 
-    def _deliver(self, turn: Running, picks: tuple[Pick, ...], end: FinishReason | None) -> None:
-        self._tokens += len(picks)
-        if end is not None:
+    def _deliver(self, turn: Running, brought: Brought) -> None:
+        self._tokens += len(brought.picks)
+        if brought.end is not None:
             self._turns.pop(turn.id, None)
-        self._tell(turn, Produced(picks, end, None, turn.rounds, turn.drafted, turn.accepted))
+        self._tell(turn, Produced(brought.picks, brought.end, None, turn.rounds, turn.drafted, turn.accepted))
 
     def _tell(self, turn: Running, message: Any) -> None:
         """A session that is gone loses its turn, never a round. A full mailbox refuses news of progress only."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from onecopy.runtime.core import Ref
-from onecopy.runtime.decode import Drafter, NgramDrafter, Pick, TokenCounts, View, Want, verify, wants_for
+from onecopy.runtime.decode import Drafter, Pick, Prices, TokenCounts, View, Want, drafter_for, verify, wants_for
 from onecopy.runtime.rows.caches import Strip
 from onecopy.runtime.rows.segments import Lease
 from onecopy.runtime.text.grammar import Mask, Matcher
@@ -16,6 +16,21 @@ from .messages.lane import Begin
 
 UNREAD = 64
 """Tokens sent and not yet taken by the session before a turn pauses: a slow reader costs its own reply only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """What a round brought one turn.
+
+    rows: tokens that became rows. picks: what is delivered. end: why the reply ends here. drafted: tokens that were
+    proposed, accepted: those of them that were delivered.
+    """
+
+    rows: tuple[int, ...]
+    picks: tuple[Pick, ...] = ()
+    end: FinishReason | None = None
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +47,7 @@ class Running:
     to: Ref
     order: int
     eos: frozenset[int]
-    costs: tuple[float, ...] = ()
+    prices: Prices = field(default_factory=Prices)
     matcher: Matcher | None = None
     tokens: list[int] = field(default_factory=list)
     counts: TokenCounts | None = None
@@ -46,13 +61,10 @@ class Running:
     first: int = 0
 
     @classmethod
-    def of(cls, begin: Begin, order: int, eos: frozenset[int], costs: tuple[float, ...]) -> Running:
-        """The turn at its start: its prompt, and the rows it was granted.
-
-        costs: of a round of width 1, 2, …, in any unit; empty turns drafting off.
-        """
+    def of(cls, begin: Begin, order: int, eos: frozenset[int], prices: Prices) -> Running:
+        """The turn at its start: its prompt, and the rows it was granted."""
         spec = begin.spec
-        made = cls(begin.turn, spec, begin.lease, begin.position, begin.to, order, eos, costs, begin.matcher)
+        made = cls(begin.turn, spec, begin.lease, begin.position, begin.to, order, eos, prices, begin.matcher)
         made.tokens = list(spec.tokens)
         made.counts = TokenCounts.wanted(spec.sampling, spec.tokens)
         made.first = begin.position
@@ -80,9 +92,9 @@ class Running:
         """The next row lies in no leaf: it takes growth to go on."""
         return self.lease.room(self.position) == 0
 
-    def propose(self, limit: int) -> None:
+    def propose(self) -> None:
         """Sets the proposal for the next round: within the leaf, the answer's length and what the grammar allows."""
-        most = min(limit, self.lease.room(self.position) - 1, self.spec.max_new - self.produced - 1)
+        most = min(self.prices.limit, self.lease.room(self.position) - 1, self.spec.max_new - self.produced - 1)
         self.proposal = self.drafter.propose(most) if self.drafter is not None and most > 0 and not self.left else ()
         if self.proposal and self.matcher is not None:
             self.proposal = self.proposal[: self.matcher.accepts(self.proposal)]
@@ -132,27 +144,26 @@ class Running:
         self.matcher.rollback(taken)
         return masks
 
-    def filled(
-        self, strip: Strip, picks: Sequence[Pick]
-    ) -> tuple[tuple[int, ...], tuple[Pick, ...], FinishReason | None]:
-        """After a chunk: (tokens that became rows, picks to deliver, why the reply ends)."""
+    def filled(self, strip: Strip, picks: Sequence[Pick]) -> Brought:
+        """After a chunk."""
         self.position = strip.end
         if not picks:
-            return strip.tokens, (), None
+            return Brought(strip.tokens)
         self._start_drafting()
         kept, end = self._deliver(picks)
-        return strip.tokens, kept, end
+        return Brought(strip.tokens, kept, end)
 
-    def decoded(self, picks: Sequence[Pick]) -> tuple[tuple[int, ...], tuple[Pick, ...], FinishReason | None]:
+    def decoded(self, picks: Sequence[Pick]) -> Brought:
         """After a decode: keeps the drafts that equal the picks and delivers what the picks say."""
         self.rounds += 1
-        verdict = verify(self.proposal, [p.token for p in picks])
-        self.drafted += len(self.proposal)
-        self.accepted += verdict.kept
+        drafted, verdict = len(self.proposal), verify(self.proposal, [p.token for p in picks])
         kept, end = self._deliver(picks[: len(verdict.tokens)])
+        accepted = min(verdict.kept, len(kept))
+        self.drafted += drafted
+        self.accepted += accepted
         rows = tuple(self.tokens[self.position : len(self.tokens) - 1])
         self.position += len(rows)
-        return rows, kept, end
+        return Brought(rows, kept, end, drafted, accepted)
 
     def _deliver(self, picks: Sequence[Pick]) -> tuple[tuple[Pick, ...], FinishReason | None]:
         out: list[Pick] = []
@@ -181,5 +192,5 @@ class Running:
         return "length" if self.produced >= self.spec.max_new else None
 
     def _start_drafting(self) -> None:
-        if self.spec.draft and self.drafter is None and self.costs:
-            self.drafter = NgramDrafter(self.tokens, self.costs)
+        if self.spec.draft and self.drafter is None and self.prices.widths:
+            self.drafter = drafter_for(self.tokens, self.prices)

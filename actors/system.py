@@ -11,8 +11,8 @@ from typing import Any
 import trio
 from onecopy.runtime import blas
 from onecopy.runtime.core import Ask, Child, Supervisor
-from onecopy.runtime.costs import width_costs
-from onecopy.runtime.decode import Limits
+from onecopy.runtime.costs import prices
+from onecopy.runtime.decode import Limits, Prices
 from onecopy.runtime.device import DeviceThread
 from onecopy.runtime.engine import Engine
 from onecopy.runtime.errors import BadRequest, ContextLengthExceeded, StartupError, Unsupported
@@ -73,7 +73,7 @@ class System:
         rng: Rng,
         budget: int,
         disk: Disk,
-        widths: tuple[float, ...],
+        drafting: Prices,
     ) -> None:
         self._loaded = loaded
         self._engine = engine
@@ -85,7 +85,7 @@ class System:
         self._live: set[Session] = set()
         self._ledger: Ledger | None = None
         self._context = options.context or loaded.context
-        self._widths = widths
+        self._drafting = drafting
         limits = Limits(decode_share=options.decode_share, batch=max(1, options.parallel))
         children = [
             Child("bank", lambda: self._bank(budget), stop_timeout=options.drain + 1.0),
@@ -123,10 +123,8 @@ class System:
         with DeviceThread() as device:
             loaded, engine = await device.run(_load, options, clock)
             budget = rows_budget(options, machine)
-            # A recurrent state cannot be taken back when a draft is rejected, so such models decode row by row.
-            drafts = options.draft and not engine.layout.recurrent
-            widths = await device.run(width_costs, engine, clock.now) if drafts else ()
-            system = cls(options, loaded, engine, device, clock, rng, budget, disk or RealDisk(), widths)
+            drafting = await device.run(prices, engine, clock.now) if options.draft else Prices()
+            system = cls(options, loaded, engine, device, clock, rng, budget, disk or RealDisk(), drafting)
             async with system._supervisor:
                 yield system
 
@@ -186,7 +184,7 @@ class System:
 
     def _lane(self, limits: Limits) -> Lane:
         bank = self._supervisor.ref("bank")
-        return Lane(self._engine, self._device, bank, self._clock, self._loaded.eos, limits, self._widths)
+        return Lane(self._engine, self._device, bank, self._clock, self._loaded.eos, limits, self._drafting)
 
     def _make_card(self, options: Options) -> ModelCard:
         tokenizer = self._loaded.tokenizer
@@ -208,7 +206,7 @@ class System:
                 "dtype": self._loaded.dtype,
                 "row_bytes": self._engine.layout.row_bytes,
                 "exactness_reasons": list(reasons),
-                "text": _text_side(self._loaded),
+                "text": self._loaded.text,
             },
         )
 
@@ -242,7 +240,8 @@ class System:
     async def _spawn(self, spec: TurnSpec, outbox: Outbox) -> Session:
         number = next(self._numbers)
         reader, matcher = self._reader(spec), self._matcher(spec)
-        work = Work(number, self.new_id("s_"), spec, reader, matcher, self._spell, self.card.exactness)
+        fixed = self._drafting.limit > 0 and self._engine.fixed_rows > 0
+        work = Work(number, self.new_id("s_"), spec, reader, matcher, self._spell, self.card.exactness, fixed)
         bank, lane = self._supervisor.ref("bank"), self._supervisor.ref("lane")
         session = Session(work, bank, lane, self._clock, outbox)
         await self._supervisor.spawn(Child(session.name, lambda: session, restart="temporary"))
@@ -338,10 +337,10 @@ class System:
     async def health(self) -> Health:
         down = [name for name in self._actors() if not self._supervisor.ref(name).alive]
         reasons = [f"{name} is down" for name in down]
+        details = {"exactness": self.card.exactness, "reasons": self.card.features["exactness_reasons"]}
         if not down:
             broken = (await self._supervisor.ref("bank").ask(BankStatistics()))["broken"]
             reasons += [f"the bank's books are wrong: {sentence}" for sentence in broken]
-        details = {"exactness": self.card.exactness, "reasons": self.card.features["exactness_reasons"]}
         if self._keeps and not down:
             why_not = await self._why_not_persisting()
             details["persisting"] = why_not is None
@@ -384,13 +383,6 @@ def _load(options: Options, clock: Clock) -> tuple[Loaded, Engine]:
     if not 0 < context <= loaded.context:
         raise StartupError(f"--context {context} is not within the model's context of {loaded.context} tokens.")
     return loaded, Engine.open(loaded, context=context, stopwatch=clock.now)
-
-
-def _text_side(loaded: Loaded) -> str:
-    """What kinds of prompts a model takes, in words."""
-    if loaded.tokenizer is None:
-        return "none: prompts are token ids on /v1/completions, and so are replies"
-    return "prompts" if loaded.template is None else "prompts and chats"
 
 
 def _layer_facts(layer: LayerLayout) -> list[object]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
+from .decode.drafts import Prices
 from .decode.want import Want
 from .rows.caches import Strip
-from .rows.layout import BLOCK
+from .rows.layout import BLOCK, Layout
 from .rows.ops import Allocate, Chain, Drop, Link
 from .turn import Sampling
 
@@ -25,14 +27,38 @@ class Rounds(Protocol):
 
     pool: Any
 
+    @property
+    def layout(self) -> Layout: ...
+
     def run(self, strips: Sequence[Strip], wants: Sequence[Want]) -> Any: ...
 
+    def accept(self, kept: Sequence[tuple[Strip, int]]) -> None: ...
 
-def width_costs(engine: Rounds, stopwatch: Callable[[], float]) -> tuple[float, ...]:
-    """Cost of a round of width 1 to `WIDTHS`, relative to width 1, never falling. Takes about ten rounds."""
-    engine.pool.apply((Allocate(_SCRATCH, 0, BLOCK),))
-    best = {w: min(_seconds(engine, w, stopwatch) for _ in range(_REPEATS)) for w in _MEASURED}
-    engine.pool.apply((Drop(_SCRATCH),))
+
+def prices(engine: Rounds, stopwatch: Callable[[], float]) -> Prices:
+    """What drafting costs here, relative to a round of width 1. Takes about ten rounds."""
+    widths, unit = _widths(engine, stopwatch)
+    return Prices(widths, _again(engine, stopwatch) / unit if engine.layout.recurrent else 0.0)
+
+
+def _again(engine: Rounds, stopwatch: Callable[[], float]) -> float:
+    """Seconds to keep half of a round of a recurrent model."""
+    strip, wants = _round(4)
+
+    def kept() -> float:
+        engine.run([strip], wants)
+        begun = stopwatch()
+        engine.accept([(strip, 2)])
+        return stopwatch() - begun
+
+    with _scratch(engine):
+        return min(kept() for _ in range(_REPEATS))
+
+
+def _widths(engine: Rounds, stopwatch: Callable[[], float]) -> tuple[tuple[float, ...], float]:
+    """Cost of a round of width 1 to `WIDTHS`, relative to width 1, never falling; and the seconds of width 1."""
+    with _scratch(engine):
+        best = {w: min(_seconds(engine, w, stopwatch) for _ in range(_REPEATS)) for w in _MEASURED}
     costs = [1.0]
     for w in range(2, WIDTHS + 1):
         below = max(m for m in _MEASURED if m < w)
@@ -40,12 +66,26 @@ def width_costs(engine: Rounds, stopwatch: Callable[[], float]) -> tuple[float, 
         part = (w - below) / (above - below)
         seconds = best[below] + (best[above] - best[below]) * part
         costs.append(max(costs[-1], seconds / best[1]))
-    return tuple(costs)
+    return tuple(costs), best[1]
 
 
 def _seconds(engine: Rounds, width: int, stopwatch: Callable[[], float]) -> float:
-    strip = Strip(Chain((Link(_SCRATCH, 0, 0),), BLOCK), 0, (1,) * width, width)
-    wants = [Want(Sampling(seed=0, temperature=0.0), i + 1) for i in range(width)]
+    strip, wants = _round(width)
     begun = stopwatch()
     engine.run([strip], wants)
     return stopwatch() - begun
+
+
+def _round(width: int) -> tuple[Strip, list[Want]]:
+    strip = Strip(Chain((Link(_SCRATCH, 0, 0),), BLOCK), 0, (1,) * width, width)
+    return strip, [Want(Sampling(seed=0, temperature=0.0), i + 1) for i in range(width)]
+
+
+@contextmanager
+def _scratch(engine: Rounds) -> Iterator[None]:
+    """The scratch segment exists in the block."""
+    engine.pool.apply((Allocate(_SCRATCH, 0, BLOCK),))
+    try:
+        yield
+    finally:
+        engine.pool.apply((Drop(_SCRATCH),))

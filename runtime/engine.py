@@ -103,19 +103,21 @@ class Engine:
         picks = iter(picked.resolve())
         return RoundResult(tuple(tuple(next(picks) for _ in range(s.wanted)) for s in strips))
 
-    def accept(self, strip: Strip, kept: int) -> None:
-        """Keeps the first `kept` tokens of a strip of the last round, at least one.
+    def accept(self, kept: Sequence[tuple[Strip, int]]) -> None:
+        """Keeps of each strip of the last round its first so many tokens, at least one.
 
         Rows past them are rewritten by the next round. A recurrent state cannot be taken back: it is computed again
-        from the one before the round. Without this call all tokens of a strip stay.
+        from the one before the round, for all such strips together. Strips that are not named keep all their tokens.
         """
-        if not 0 < kept <= len(strip.tokens):
-            raise AssertionError(f"{kept} of {len(strip.tokens)} tokens cannot be kept")
-        if kept == len(strip.tokens) or not self._forward.recurrent:
+        for strip, n in kept:
+            if not 0 < n <= len(strip.tokens):
+                raise AssertionError(f"{n} of {len(strip.tokens)} tokens cannot be kept")
+        again = [Strip(s.chain, s.position, s.tokens[:n]) for s, n in kept if n < len(s.tokens)]
+        if not again or not self._forward.recurrent:
             return
-        for layer, state in zip(self._leaf(strip).layers, self._before[strip.chain.leaf], strict=True):
-            layer.state = state
-        again = [Strip(strip.chain, strip.position, strip.tokens[:kept])]
+        for strip in again:
+            for layer, state in zip(self._leaf(strip).layers, self._before[strip.chain.leaf], strict=True):
+                layer.state = state
         self._forward(again, self.pool, self._numerics.tile)
         self.settle(again)
 

@@ -12,8 +12,8 @@ from statistics import median
 from typing import Any
 
 from onecopy.runtime import blas
-from onecopy.runtime.costs import width_costs
-from onecopy.runtime.decode import NgramDrafter, verify, wants_for
+from onecopy.runtime.costs import prices
+from onecopy.runtime.decode import NgramDrafter, Prices, verify, wants_for
 from onecopy.runtime.engine import Engine
 from onecopy.runtime.errors import BadRequest
 from onecopy.runtime.models import Loaded, load
@@ -177,7 +177,7 @@ def pairs_of(
     """Every task both ways, by turns."""
     now = RealClock().now
     engine = Engine.open(loaded, context=loaded.context, stopwatch=now)
-    costs = width_costs(engine, now)
+    costs = prices(engine, now)
     pairs = [Pair(task, [], []) for task, _ in work]
     for _ in range(repeat):
         for pair, (task, prompt) in zip(pairs, work, strict=True):
@@ -191,7 +191,7 @@ def decoded(
     engine: Engine,
     prompt: Sequence[int],
     new: int,
-    costs: tuple[float, ...],
+    costs: Prices,
     draft: bool,
     now: Callable[[], float],
 ) -> Reply:
@@ -200,10 +200,10 @@ def decoded(
     engine.pool.apply((Allocate(SEGMENT, 0, end),))
     try:
         tokens = [*prompt, _prefilled(engine, prompt, end)]
-        drafter = NgramDrafter(tokens, costs) if draft else None
+        drafter = NgramDrafter(tokens, costs.widths, costs.again) if draft else None
         reply, begun = Reply(), now()
         while (left := len(prompt) + new - len(tokens)) > 0:
-            proposal = drafter.propose(min(len(costs), left) - 1) if drafter is not None else ()
+            proposal = drafter.propose(min(costs.limit, left - 1)) if drafter is not None else ()
             got, kept = _round(engine, tokens, proposal, end)
             tokens += got
             reply.note(len(proposal), kept)
@@ -234,7 +234,7 @@ def _round(engine: Engine, tokens: Sequence[int], proposal: tuple[int, ...], end
     strip = Strip(_chain(at, end), at, (tokens[-1], *proposal), 1 + len(proposal))
     picks = engine.run([strip], wants_for(SAMPLING, len(tokens), proposal)).picks[0]
     verdict = verify(proposal, [pick.token for pick in picks])
-    engine.accept(strip, verdict.kept + 1)
+    engine.accept([(strip, verdict.kept + 1)])
     return verdict.tokens, verdict.kept
 
 

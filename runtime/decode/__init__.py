@@ -7,13 +7,15 @@ edits.py     bias, penalties and grammar masks on logits; counts.py: the tokens 
 logprobs.py  log probabilities of the raw model distribution; keys.py: (seed, position) -> random key
 drafts.py    `Drafter`, `verify`, and how wide to draft from what was kept and what rounds cost
 ngram.py     `NgramDrafter`: drafts copied from the conversation itself
+offered.py   `OfferedDrafter`: drafts the device proposes; `drafter_for`: the drafter of a conversation, of both kinds
 Only sampling, edits and logprobs touch MLX. Nothing here waits, reads a clock or keeps state between conversations.
 """
 
 from .counts import Seen, TokenCounts
-from .drafts import Drafter, DraftStats, Odds, Tally, Verdict, best_drafts, verify
+from .drafts import Drafter, DraftStats, Odds, Prices, Tally, Verdict, best_drafts, verify
 from .keys import folded_seed, key_of
 from .ngram import NgramDrafter
+from .offered import OfferedDrafter, drafter_for
 from .plan import Chunk, Costs, Decode, Limits, Round, View, chunk_end, passed_after, plan
 from .sampling import Picked, pick
 from .want import Pick, Want, wants_for
@@ -27,8 +29,10 @@ __all__ = [
     "Limits",
     "NgramDrafter",
     "Odds",
+    "OfferedDrafter",
     "Pick",
     "Picked",
+    "Prices",
     "Round",
     "Seen",
     "Tally",
@@ -38,6 +42,7 @@ __all__ = [
     "Want",
     "best_drafts",
     "chunk_end",
+    "drafter_for",
     "folded_seed",
     "key_of",
     "passed_after",

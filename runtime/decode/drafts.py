@@ -31,14 +31,42 @@ class DraftStats:
     kept_at: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What drafting costs on this machine, in units of a round of one row; measured once, at start-up.
+
+    widths[w - 1]: a round of width w; none: nobody drafts. again: computing a recurrent state once more after a draft
+    was rejected. ahead[d - 1]: d tokens that the device proposes at the end of a round; none: it has no drafter.
+    """
+
+    widths: tuple[float, ...] = ()
+    again: float = 0.0
+    ahead: tuple[float, ...] = ()
+
+    @property
+    def limit(self) -> int:
+        """Tokens of a proposal at most."""
+        return len(self.widths) - 1
+
+
 class Drafter(Protocol):
-    """Proposes the next tokens of one conversation. Belongs to that conversation; nothing in it is shared."""
+    """Proposes the next tokens of one conversation. Belongs to that conversation; nothing in it is shared.
+
+    Some kinds know by themselves (copies), some hear from the device what it thinks (heads, block drafters): `ahead`
+    asks for that before a round, `offer` brings it after the round, `propose` decides. All are verified alike.
+    """
 
     @property
     def stats(self) -> DraftStats: ...
 
     def propose(self, limit: int) -> tuple[int, ...]:
         """At most `limit` tokens that may follow, none when it is not worth a wider round."""
+
+    def ahead(self, limit: int) -> int:
+        """How many tokens, at most `limit`, the device is to propose at the end of the coming round."""
+
+    def offer(self, tokens: Sequence[int]) -> None:
+        """The device proposes these after the newest token. Called after the `accept` of the same round."""
 
     def accept(self, tokens: Sequence[int]) -> None:
         """`tokens` were delivered: kept drafts and the sampler's own. How the last proposal fared shows in them."""
@@ -101,20 +129,26 @@ class Odds:
         self._seen *= _REST
 
 
-def best_drafts(rate: float, limit: int, costs: Sequence[float], each: float = 0.0) -> int:
+def best_drafts(rate: float, limit: int, costs: Sequence[float], again: float = 0.0) -> int:
     """How many tokens to draft, 0 to `limit`, for the most tokens a millisecond.
 
-    costs[w - 1] is the cost of a round of width w, `each` of drafting one token, in one unit. Of d drafts each kept
-    with probability `rate` once its predecessor is, a round yields 1 + rate + ... + rate**d tokens.
+    costs[w - 1] is the cost of a round of width w and of drafting for it, `again` of a rejection, in one unit.
+    Of d drafts each kept with probability `rate` once its predecessor is, a round yields 1 + rate + ... + rate**d
+    tokens, and keeps them all with probability rate**d.
     """
     best, most, tokens, chance = 0, 0.0, 0.0, 1.0
     for drafts in range(min(limit, len(costs) - 1) + 1):
         tokens += chance
+        speed = tokens / (costs[drafts] + again * (1.0 - chance))
         chance *= rate
-        speed = tokens / (costs[drafts] + each * drafts)
         if speed > most:
             best, most = drafts, speed
     return best
+
+
+def expected(rate: float, drafts: int) -> float:
+    """How many of so many drafts are kept on average."""
+    return sum(rate**depth for depth in range(1, drafts + 1))
 
 
 class Tally:

@@ -28,11 +28,13 @@ _FACTOR, _WORD = 0x9E3779B1, 0xFFFFFFFF
 class NgramDrafter:
     """Index of one running conversation. O(1) a token; building it from a prompt is vectorised.
 
-    costs[w - 1]: measured cost of a round of width w, any unit. Memory: 4 bytes a token and the tables.
+    costs[w - 1]: measured cost of a round of width w, `again` of a rejection, in one unit. Memory: 4 bytes a token and
+    the tables.
     """
 
-    def __init__(self, tokens: Sequence[int], costs: Sequence[float]) -> None:
+    def __init__(self, tokens: Sequence[int], costs: Sequence[float], again: float = 0.0) -> None:
         self._costs = tuple(costs)
+        self._again = again
         self._tokens = array("i", tokens)
         self._tables: list[array[int]] = []
         self._odds = [Odds(prior) for prior in _PRIORS]
@@ -49,6 +51,11 @@ class NgramDrafter:
     def stats(self) -> DraftStats:
         return self._tally.stats
 
+    @property
+    def rate(self) -> float:
+        """How likely the next token of the last proposal is kept."""
+        return self._odds[self._order].rate
+
     def propose(self, limit: int) -> tuple[int, ...]:
         """At most `limit` tokens; fewer, or none, when copies of this match length were not kept lately."""
         self._proposal = ()
@@ -57,10 +64,17 @@ class NgramDrafter:
             return ()
         self._source, self._order = source, _order_of(length)
         odds = self._odds[self._order]
-        self._proposal = self._copy(source, best_drafts(odds.rate, limit, self._costs))
+        self._proposal = self._copy(source, best_drafts(odds.rate, limit, self._costs, again=self._again))
         if not self._proposal:
             odds.rest()
         return self._proposal
+
+    def ahead(self, limit: int) -> int:
+        """Needs nothing of the device."""
+        return 0
+
+    def offer(self, tokens: Sequence[int]) -> None:
+        """Is never offered anything."""
 
     def accept(self, tokens: Sequence[int]) -> None:
         """Append delivered tokens and learn from how many of them were proposed."""
@@ -76,7 +90,7 @@ class NgramDrafter:
 
     def fork(self) -> NgramDrafter:
         """A copy that learns on its own from here."""
-        return NgramDrafter(self._tokens, self._costs)
+        return NgramDrafter(self._tokens, self._costs, self._again)
 
     def _learn(self, tokens: Sequence[int]) -> None:
         if not self._proposal:

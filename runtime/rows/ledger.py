@@ -192,6 +192,11 @@ class Ledger:
         if not tip.tokens:
             books.forget(made.conversation)
 
+    def doubt(self, turn: int) -> None:
+        """A round of this turn failed: recurrent states may have seen more rows than were committed."""
+        for s in self.turns[turn].leaves if self.layout.recurrent and turn in self.turns else ():
+            s.live = False
+
     # --- keeping and giving up
 
     def hold(self, conversation: str, holder: str, upto: int | None = None) -> int:

@@ -89,7 +89,7 @@ def test_a_verify_round_keeps_the_state_at_the_accepted_row(engine: Engine, kept
     talk.feed(TOKENS[:20])
     strip = talk.strip([*TOKENS[20 : 20 + kept], *[1] * (6 - kept)])
     engine.settle([strip], engine.forward([strip]))
-    engine.accept(strip, kept)
+    engine.accept([(strip, kept)])
     talk.position += kept
     assert np.array_equal(talk.feed(TOKENS[20 + kept :], 9), Talk(engine, BLOCK).feed(TOKENS)[20 + kept :])
 

@@ -214,9 +214,8 @@ class SimEngine:
             out.append(self._strip(strip, [next(given) for _ in range(strip.wanted)]))
         return SimResult(tuple(out))
 
-    def accept(self, strip: Strip, kept: int) -> None:
-        if not 0 < kept <= len(strip.tokens):
-            raise AssertionError(f"{kept} of {len(strip.tokens)} tokens cannot be kept")
+    def accept(self, kept: Sequence[tuple[Strip, int]]) -> None:
+        raise AssertionError("no layout here has a recurrent state")
 
     def _strip(self, strip: Strip, wants: list[Want]) -> tuple[Pick, ...]:
         leaf = self._check(strip)

@@ -17,7 +17,7 @@ from onecopy.actors.lane import Lane
 from onecopy.actors.service import Options
 from onecopy.actors.system import System
 from onecopy.runtime.core import Actor, Child
-from onecopy.runtime.decode import Limits
+from onecopy.runtime.decode import Limits, Prices
 from onecopy.runtime.errors import ActorStopped, StoreUnusable
 from onecopy.runtime.seams.clock import VirtualClock
 from onecopy.runtime.seams.disk import Disk
@@ -109,8 +109,8 @@ class SimSystem(System):
 
     def __init__(self, options: Options, world: World) -> None:
         self._world = world
-        rng, widths = SeededRng(world.scenario.seed), (1.0,) * (world.scenario.drafts + 1)
-        args: Any = (LOADED, world.engine, world.device, world.clock, rng, world.budget, world.disk, widths)
+        rng, drafting = SeededRng(world.scenario.seed), Prices((1.0,) * (world.scenario.drafts + 1))
+        args: Any = (LOADED, world.engine, world.device, world.clock, rng, world.budget, world.disk, drafting)
         super().__init__(options, *args)
         self._supervisor._on_event = self._event
         for cell in self._supervisor._cells.values():
@@ -211,6 +211,12 @@ class SimDrafter:
         at = sum(self._tokens[-4:]) % (n + 3)
         return tuple((t + 1) % VOCAB if i == at else t for i, t in enumerate(good))
 
+    def ahead(self, limit: int) -> int:
+        return 0
+
+    def offer(self, tokens: Any) -> None:
+        raise AssertionError("nothing was asked of the device")
+
     def accept(self, tokens: Any) -> None:
         self._tokens += tokens
 
@@ -220,4 +226,4 @@ class SimDrafter:
 
 def install_drafter(scenario: Scenario) -> None:
     """Has every turn that may draft use the simulation's drafter, until the next call."""
-    running.NgramDrafter = lambda tokens, costs: SimDrafter(scenario.layout, scenario.drafts, tokens)  # type: ignore[misc,assignment]
+    running.drafter_for = lambda tokens, _: SimDrafter(scenario.layout, scenario.drafts, tokens)

@@ -19,7 +19,7 @@ from onecopy.actors.messages.bank import BankStatistics
 from onecopy.actors.messages.lane import LaneStatistics
 from onecopy.actors.service import Options
 from onecopy.actors.system import System
-from onecopy.runtime.decode import Pick, Want
+from onecopy.runtime.decode import Pick, Prices, Want
 from onecopy.runtime.models.loaded import Loaded
 from onecopy.runtime.rows.caches import Strip
 from onecopy.runtime.rows.ops import Allocate, Drop, RowOp
@@ -76,6 +76,7 @@ class ScriptedRounds:
         self.layout = SMALL
         self.pool = FailingPool()
         self.exactness: tuple[str, tuple[str, ...]] = ("exact", ())
+        self.fixed_rows = 0
         self.fail: Exception | None = None
         self.ran: list[tuple[int, int]] = []
 
@@ -226,20 +227,25 @@ async def staged(
     stepped: bool = False,
     context: int = 1 << 16,
     eos: frozenset[int] = frozenset(),
+    fixed_rows: int = 0,
     **options: Any,
 ) -> AsyncIterator[Stage]:
-    """A system over scripted rounds around the block. blocks: the budget. stepped: rounds wait for `Stage.rounds`."""
+    """A system over scripted rounds around the block. blocks: the budget. stepped: rounds wait for `Stage.rounds`.
+
+    fixed_rows: turns want their leaves in multiples of these, as for a compiled verify; nobody drafts, at these prices.
+    """
     tokenizer = byte_tokenizer()
     loaded = Loaded(
         "tiny", None, {"vocab_size": tokenizer.vocab_size}, tokenizer, CHATML, eos,
         "0", "hf", None, "float32", context, Path("tiny"),
     )  # fmt: skip
     engine, device = ScriptedRounds(), StepDevice()
+    engine.fixed_rows = fixed_rows
     if not stepped:
         device.open()
     made = Options(context=context, **options)
     parts: tuple[Any, ...] = (made, loaded, engine, device, VirtualClock(), SeededRng(1))
-    system = System(*parts, blocks * BLOCK_BYTES, SimDisk(), ())
+    system = System(*parts, blocks * BLOCK_BYTES, SimDisk(), Prices((1.0, 99.0) if fixed_rows else ()))
     async with system._supervisor, trio.open_nursery() as clients:
         try:
             yield Stage(system, engine, device, clients)

@@ -28,6 +28,12 @@ class Guesser:
     def propose(self, limit: int) -> tuple[int, ...]:
         return tuple(self._rng.randrange(self._vocab) for _ in range(self._rng.randint(0, limit)))
 
+    def ahead(self, limit: int) -> int:
+        return 0
+
+    def offer(self, tokens: Sequence[int]) -> None:
+        """Hears nothing."""
+
     def accept(self, tokens: Sequence[int]) -> None:
         """Learns nothing."""
 
@@ -123,7 +129,15 @@ def test_more_is_drafted_the_more_is_kept_and_the_less_it_costs() -> None:
     assert depths == sorted(depths)
     assert (depths[0], depths[-1]) == (0, 7)
     assert best_drafts(0.5, 7, [1, 2, 3, 4]) == 0
-    assert best_drafts(0.5, 7, COSTS, each=0.6) == 0
+    assert best_drafts(0.5, 7, [cost + 0.6 * drafts for drafts, cost in enumerate(COSTS)]) == 0
+
+
+def test_a_dear_rejection_makes_proposals_shorter_or_none() -> None:
+    free = [best_drafts(rate, 7, COSTS) for rate in (0.3, 0.6, 0.8, 1.0)]
+    dear = [best_drafts(rate, 7, COSTS, again=1.0) for rate in (0.3, 0.6, 0.8, 1.0)]
+    assert all(d <= f for d, f in zip(dear, free, strict=True))
+    assert dear[0] == 0
+    assert dear[-1] == free[-1] == 7
 
 
 def test_drafts_stay_within_the_limit_and_the_cost_table() -> None:
