@@ -36,6 +36,14 @@ def count(text: str) -> int:
     return value
 
 
+def no_kv_bits(text: str) -> int:
+    """Refuses `--kv-bits`, which other servers have: rows stay in the type that the model computes them in."""
+    raise argparse.ArgumentTypeError(
+        "quantized rows are not offered: rounded keys and values change answers, and no check could say by how much; "
+        "--dtype native keeps the rows of a half-precision model in half the bytes"
+    )
+
+
 def add_system_flags(parser: Any) -> None:
     """The flags that `system_options` reads."""
     parser.add_argument("model", nargs="?", default="smollm2", help="bundled name, directory or GGUF file (smollm2)")
@@ -44,6 +52,7 @@ def add_system_flags(parser: Any) -> None:
     parser.add_argument("--context", type=count, metavar="TOKENS", help="tokens at most in one conversation")
     parser.add_argument("--parallel", type=count, default=8, metavar="N", help="conversations in one round (8)")
     parser.add_argument("--dtype", choices=["float32", "native"], help="how weights are held")
+    parser.add_argument("--kv-bits", type=no_kv_bits, metavar="BITS", help="refused: rows are never quantized")
     parser.add_argument("--decode-share", type=share, default=0.25, help="time for replies while prompts fill (0.25)")
     parser.add_argument("--no-draft", action="store_true", help="never draft")
     parser.add_argument("--store", metavar="DIR", help="where rows are kept on disk")

@@ -26,12 +26,16 @@ Line = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What was found about a model. exactness: the self-check's verdict and reasons. drafts, tools, thinking: words."""
+    """What was found about a model. exactness: the self-check's verdict and reasons. The other facts are in words.
+
+    stored: how the source stores weights; dtype: what they became.
+    """
 
     name: str
     kind: str
     nbytes: int
     path: str
+    stored: str
     dtype: str
     context: int
     layout: Layout
@@ -39,6 +43,7 @@ class Facts:
     drafts: str
     tools: str
     thinking: str
+    text: str
 
 
 def add_inspect_command(subparsers: Any) -> None:
@@ -93,6 +98,7 @@ def _look(model: str, memory: int | None) -> tuple[Facts, int]:
         kind=loaded.kind,
         nbytes=source.nbytes,
         path=str(source.path),
+        stored=loaded.stored,
         dtype=loaded.dtype,
         context=loaded.context,
         layout=engine.layout,
@@ -100,6 +106,7 @@ def _look(model: str, memory: int | None) -> tuple[Facts, int]:
         drafts="from copies of the conversation" + (", or its own head" if _has_head(loaded.model) else ""),
         tools=_tools(chat),
         thinking=_thinking(chat),
+        text=loaded.text,
     )
     return facts, rows_budget(Options(model=model, memory=memory), RealMachine())
 
@@ -132,10 +139,11 @@ def model_lines(facts: Facts) -> Iterator[Line]:
     yield "kind", facts.kind
     yield "size", human(facts.nbytes)
     yield "path", facts.path
-    yield "weights as", facts.dtype
+    yield "weights", f"{facts.stored}, held as {facts.dtype}"
     yield "context", f"{facts.context} tokens"
     yield "exactness", facts.exactness
     yield "drafts", facts.drafts
+    yield "text", facts.text
     yield "tools", facts.tools
     yield "thinking", facts.thinking
 

@@ -41,3 +41,19 @@ class Loaded:
     def vocab_size(self) -> int:
         """Token ids the model knows, also where a config keeps them for its text part. 0 when it does not say."""
         return int(self.config.get("vocab_size") or (self.config.get("text_config") or {}).get("vocab_size") or 0)
+
+    @property
+    def text(self) -> str:
+        """What kinds of prompts the model takes, in words."""
+        if self.tokenizer is None:
+            return "none: prompts are token ids on /v1/completions, and so are replies"
+        return "prompts" if self.template is None else "prompts and chats"
+
+    @property
+    def stored(self) -> str:
+        """How the source stores its weights, in words."""
+        found = self.quantization or {}
+        bits, group = found.get("bits"), found.get("group_size")
+        if bits and group:
+            return f"{bits} bits in groups of {group}"
+        return ", ".join(found.get("types", ("packed",))) if found else "plain floats"

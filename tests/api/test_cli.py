@@ -245,3 +245,10 @@ def test_a_closed_pipe_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "dup2", lambda *_: 0)
     monkeypatch.setattr("sys.stdout", type("Out", (io.StringIO,), {"fileno": lambda self: 1, "write": broken})())
     assert cli.main(["models"]) == 1
+
+
+def test_quantized_rows_are_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["serve", "smollm2", "--kv-bits", "8"])
+    assert end.value.code == 2
+    assert "argument --kv-bits: quantized rows are not offered" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""qwen4_exp on the bank's rows: indexed layers read chains where they lie, states follow, tokens are the model's own."""
+"""qwen4_exp on the bank's rows: indexed layers read chains where they lie, states follow, logits are the model's."""
 
 from __future__ import annotations
 

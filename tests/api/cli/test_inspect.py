@@ -11,6 +11,8 @@ from onecopy.api.cli.models import human
 from onecopy.runtime.rows.layout import LayerLayout, Layout, RowTensor
 from onecopy.runtime.rows.pricing import conversation_bytes
 
+from tests.support.published import write_quantized
+from tests.support.qwen4_tiny import write_served
 from tests.support.system import write_tiny
 
 ROWS = (RowTensor("k", 2, 64, 2), RowTensor("v", 2, 64, 2))
@@ -25,7 +27,7 @@ MIXED = Layout(
 
 
 def facts(layout: Layout, context: int = 8192) -> Facts:
-    return Facts("m", "hf", 1, "/m", "native", context, layout, "exact", "none", "none", "no")
+    return Facts("m", "hf", 1, "/m", "plain", "native", context, layout, "exact", "none", "none", "no", "no")
 
 
 def prices(layout: Layout, budget: int, *lengths: int, context: int = 8192) -> dict[str, str]:
@@ -73,7 +75,28 @@ def test_a_model_is_inspected_as_a_server_would_load_it(tmp_path: Path, capsys: 
     assert found["exactness"].startswith(("exact", "not exact"))
     assert found["tools"] == "described in the system message, calls written as json_tools"
     assert found["thinking"] == "no"
+    assert found["text"] == "prompts and chats"
+    assert found["weights"] == "plain floats, held as float32"
     assert "500 tokens" in found
+
+
+def test_an_indexed_model_is_inspected_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = write_served(tmp_path / "indexed")
+    assert cli.main(["inspect", str(model), "--memory", "8GB", "--tokens", "500"]) == 0
+    found = dict(line.split("\t") for line in capsys.readouterr().out.splitlines())
+    assert found["1 qsa layers"].endswith("i 1x32x4B a row, p 1x32x4B every 4 rows")
+    assert found["exactness"] == "exact"
+    assert "copies of the conversation" in found["drafts"]
+    assert {"per row", "per anchor", "500 tokens", "largest prompt", "tools", "thinking"} <= set(found)
+
+
+def test_a_quantized_directory_without_a_tokenizer_says_both(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["inspect", str(write_quantized(tmp_path / "q", tokenizer=False)), "--memory", "8GB"]) == 0
+    found = dict(line.split("\t") for line in capsys.readouterr().out.splitlines())
+    assert found["weights"] == "4 bits in groups of 64, held as float32"
+    assert found["text"].startswith("none: prompts are token ids")
 
 
 def test_headers_alone_are_read_without_loading(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
