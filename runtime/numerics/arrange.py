@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import mlx.core as mx
@@ -20,22 +20,25 @@ Array = Any
 class Arrangement:
     """A product takes `least` to `most` rows, a whole multiple of `multiple`. most 0 is no limit.
 
-    More rows go through in tiles of `most`, and the rest of them in one smaller product.
+    More rows go through in tiles of `most`, and the rest of them in one smaller product. single: one row goes alone.
     """
 
     least: int = 1
     multiple: int = 1
     most: int = 0
+    single: bool = False
 
     def padded(self, rows: int) -> int:
         """Rows that are really computed for `rows` rows."""
+        if self.single and rows == 1:
+            return 1
         tiles = (rows - 1) // self.most * self.most if self.most else 0
         return tiles + max(self.least, -(-(rows - tiles) // self.multiple) * self.multiple)
 
-    def product(self, x: Array, w: Array) -> Array:
-        """`x [n, k] @ w[m, k].T` as `[n, m]`. Lazy."""
+    def product(self, x: Array, w: Array, turned: Array | None = None) -> Array:
+        """`x [n, k] @ w[m, k].T` as `[n, m]`. Lazy. turned: `w.T`, where it is kept."""
         n = x.shape[0]
-        y = _tiled(pad_rows(x, self.padded(n)), w, self.most)
+        y = _tiled(pad_rows(x, self.padded(n)), w.T if turned is None else turned, self.most)
         return y if y.shape[0] == n else y[:n]
 
     def batched(self, x: Array, b: Array) -> Array:
@@ -49,7 +52,8 @@ class Arrangement:
 
     def __str__(self) -> str:
         most = f", at most {self.most}" if self.most else ""
-        return f"rows at least {self.least}, times {self.multiple}{most}"
+        single = "1 or " if self.single else ""
+        return f"rows {single}at least {self.least}, times {self.multiple}{most}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +69,10 @@ class Turned:
     edge: int = 8
     tall: int = 256
 
-    def product(self, x: Array, w: Array) -> Array:
-        """`x [n, k] @ w[m, k].T` as `[n, m]`. Lazy."""
+    def product(self, x: Array, w: Array, turned: Array | None = None) -> Array:
+        """`x [n, k] @ w[m, k].T` as `[n, m]`. Lazy. turned: `w.T`, where it is kept."""
         if x.shape[0] <= self.flat:
-            return mx.matmul(x, w.T)
+            return mx.matmul(x, w.T if turned is None else turned)
         return self.by_columns(x, lambda columns: mx.matmul(w, columns))
 
     def by_columns(self, x: Array, compute: Callable[[Array], Array]) -> Array:
@@ -120,8 +124,14 @@ CANDIDATES = (
 """Arrangements in order of cost, each exact on some kernel family. The first exact one is taken: a choice by measured
 time could differ from one start to the next, and rows kept on disk with it."""
 
-BODY: tuple[Way, ...] = (*CANDIDATES[:7], Turned(), *CANDIDATES[7:])
-"""For layers that prompts go through. A head sees few rows: what pays for hundreds does not for it."""
+EIGHT = (Arrangement(least=8, single=True), Arrangement(least=8))
+"""On a CPU eight rows cost less than two: its kernels are made for them. One row reads the weights as they lie."""
+
+BODY: tuple[Way, ...] = (*EIGHT, *CANDIDATES[:7], Turned(), *CANDIDATES[7:])
+"""For layers that prompts go through."""
+
+HEAD: tuple[Way, ...] = (*EIGHT, *CANDIDATES)
+"""A head sees few rows: what pays for hundreds does not for it."""
 
 
 @cache
@@ -132,17 +142,25 @@ def constant(shape: tuple[int, ...], value: float = 0.0, dtype: Any = mx.float32
     return made
 
 
+@lru_cache(4096)
+def spread(value: float, shape: tuple[int, ...]) -> Array:
+    """An evaluated array of one number that reads as `shape`: what an operation would make of the number each time."""
+    made = mx.broadcast_to(mx.array(value, mx.float32), shape)
+    mx.eval(made)
+    return made
+
+
 def pad_rows(x: Array, rows: int) -> Array:
     """`x [..., n, k]` with zero rows appended up to `rows`."""
     *lead, n, k = x.shape
     return x if n >= rows else mx.concatenate([x, constant((*lead, rows - n, k), 0.0, x.dtype)], axis=-2)
 
 
-def _tiled(x: Array, w: Array, most: int) -> Array:
+def _tiled(x: Array, turned: Array, most: int) -> Array:
     n = x.shape[0]
     if not most or n <= most:
-        return mx.matmul(x, w.T)
+        return mx.matmul(x, turned)
     full = n // most * most
     # A batch axis on both sides keeps MLX from folding the tiles back into one product.
-    tiles = mx.matmul(mx.unflatten(x[:full], 0, (-1, most)), w.T[None]).flatten(0, 1)
-    return tiles if full == n else mx.concatenate([tiles, mx.matmul(x[full:], w.T)])
+    tiles = mx.matmul(mx.unflatten(x[:full], 0, (-1, most)), turned[None]).flatten(0, 1)
+    return tiles if full == n else mx.concatenate([tiles, mx.matmul(x[full:], turned)])

@@ -15,7 +15,7 @@ import mlx.nn as nn
 from onecopy.runtime.rows.attention import LOG2_E
 from onecopy.runtime.rows.caches import RowCache
 
-from .arrange import Turned
+from .arrange import Turned, spread
 from .linear import RowLinear
 from .rope import HeadTable
 
@@ -25,6 +25,9 @@ ATTENTION = frozenset({"mlx_lm.models.llama.Attention", "mlx_lm.models.qwen2.Att
 FEED_FORWARD = frozenset({"mlx_lm.models.llama.MLP", "mlx_lm.models.qwen2.MLP", "mlx_lm.models.qwen3.MLP"})
 """Blocks whose code is known to be the standard one."""
 
+FLAT = frozenset({"mlx_lm.models.llama.Model", "mlx_lm.models.qwen2.Model"})
+"""Models that do nothing but call their blocks, norms and head, and do not look at the shape of what they pass on."""
+
 
 def named(module: nn.Module) -> str:
     return f"{type(module).__module__}.{type(module).__qualname__}"
@@ -32,7 +35,8 @@ def named(module: nn.Module) -> str:
 
 def swiglu(gate: Array, x: Array) -> Array:
     """`silu(gate) * x` by a power of two: on a CPU, MLX's own sigmoid takes several times as long."""
-    return gate * x / (1.0 + mx.power(2.0, gate * -LOG2_E))
+    one, two, turn = (spread(v, gate.shape) for v in (1.0, 2.0, -LOG2_E))
+    return gate * x / (one + mx.power(two, gate * turn))
 
 
 def install_swiglu() -> None:
@@ -64,11 +68,40 @@ class RowAttention(nn.Module):  # type: ignore[misc]
     def __call__(self, x: Array, mask: Any = None, cache: Any = None) -> Array:
         if not isinstance(cache, RowCache):
             return self._original[0](x, mask, cache)
-        rows = x.shape[0] * x.shape[1]
-        qkv = self._table[0].turn(self.joined.flat(x.reshape(rows, -1)), cache.positions)
+        qkv = self._table[0].turn(self.joined.flat(x.reshape(-1, x.shape[-1])), cache.positions)
         cache.write("kv", qkv[:, self._heads :].swapaxes(0, 1))
         out = cache.attend(qkv[:, : self._heads])
         return self.o_proj.flat(out).reshape(x.shape)
+
+
+class RowNorm(nn.Module):  # type: ignore[misc]
+    """`nn.RMSNorm` in float32, in the steps in which MLX computes it where it has no kernel for it, with its bits.
+
+    Source: Zhang and Sennrich, arXiv:1910.07467.
+    """
+
+    FEW = 16
+    """Rows for which the weights are kept repeated (without memory of their own)."""
+
+    def __init__(self, weight: Array, eps: float) -> None:
+        super().__init__()
+        self.weight = weight
+        self._eps = eps
+        self._repeated: dict[int, Array] = {}
+
+    def __call__(self, x: Array) -> Array:
+        *lead, width = x.shape
+        one = (*lead, 1)
+        mean = x.square().sum(axis=-1, keepdims=True) * spread(1.0 / width, one)
+        return self._weights(x) * (x * mx.rsqrt(mean + spread(self._eps, one)))
+
+    def _weights(self, x: Array) -> Array:
+        if x.ndim != 2 or x.shape[0] > self.FEW:
+            return self.weight
+        if x.shape[0] not in self._repeated:
+            self._repeated[x.shape[0]] = made = mx.broadcast_to(self.weight, x.shape)
+            mx.eval(made)
+        return self._repeated[x.shape[0]]
 
 
 class RowFeedForward(nn.Module):  # type: ignore[misc]

@@ -16,12 +16,13 @@ class RoundShape:
     """What the head of a model needs to know of the round in hand.
 
     wanted: the rows whose logits are wanted, None = all. taken: the head has chosen them; set by a `RowHead`.
+    flat: every block takes `[rows, width]`, so tokens may come without an axis of one.
     """
 
-    __slots__ = ("taken", "wanted")
+    __slots__ = ("flat", "taken", "wanted")
 
     def __init__(self) -> None:
-        self.taken = False
+        self.flat = self.taken = False
         self.wanted: Array | None = None
 
 
@@ -31,6 +32,7 @@ class RowLinear(nn.Module):  # type: ignore[misc]
     def __init__(self, weight: Array, bias: Array | None, how: Way) -> None:
         super().__init__()
         self.weight = weight
+        self._turned = weight.T
         if bias is not None:
             self.bias = bias
         self._how = how
@@ -45,7 +47,7 @@ class RowLinear(nn.Module):  # type: ignore[misc]
 
     def flat(self, x: Array) -> Array:
         """`x [rows, k]` to `[rows, m]`."""
-        y = self._how.product(x, self.weight)
+        y = self._how.product(x, self.weight, self._turned)
         return y + self.bias if "bias" in self else y
 
 
@@ -100,6 +102,7 @@ class RowHead(nn.Module):  # type: ignore[misc]
     def __init__(self, weight: Array, bias: Array | None, shape: RoundShape, how: Way) -> None:
         super().__init__()
         self.weight = weight
+        self._turned = weight.T
         if bias is not None:
             self.bias = bias
         self._shape = shape
@@ -110,7 +113,7 @@ class RowHead(nn.Module):  # type: ignore[misc]
         if self._shape.wanted is not None:
             flat = flat[self._shape.wanted]
             self._shape.taken = True
-        y = self._how.product(flat, self.weight)
+        y = self._how.product(flat, self.weight, self._turned)
         if "bias" in self:
             y = y + self.bias
         return y[None]

@@ -11,7 +11,7 @@ import mlx.nn as nn
 from onecopy.runtime.rows.attention import LOG2_E
 
 from .arrange import Way
-from .blocks import ATTENTION, FEED_FORWARD, RowAttention, RowFeedForward, named
+from .blocks import ATTENTION, FEED_FORWARD, FLAT, RowAttention, RowFeedForward, RowNorm, named
 from .linear import FusedLinear, FusedPart, RoundShape, RowHead, RowLinear, TiedEmbedding
 from .rope import HeadTable, RopeTable, TableRope, inverse_frequencies
 
@@ -64,6 +64,9 @@ def prepare(model: nn.Module, choose: Choose, positions: int) -> Prepared:
     ropes = _replace(model, lambda m: inverse_frequencies(m) is not None, _rope_maker(positions))
     blocks = _replace(model, _is_attention, _attention_maker())
     blocks += _replace(model, _is_feed_forward, lambda _, m: RowFeedForward(m.gate_proj.whole, m.down_proj))
+    if mx.default_device().type == mx.DeviceType.cpu:
+        _replace(model, _is_norm, lambda _, m: RowNorm(m.weight, m.eps))
+    shape.flat = named(model) in FLAT and blocks == 2 * len(model.layers)
     return Prepared(shape, fused, linears, ropes, blocks, head)
 
 
@@ -137,6 +140,10 @@ def _is_attention(module: nn.Module) -> bool:
 def _is_feed_forward(module: nn.Module) -> bool:
     fused = named(module) in FEED_FORWARD and isinstance(module.gate_proj, FusedPart)
     return fused and isinstance(module.down_proj, RowLinear)
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return type(module) is nn.RMSNorm and module.weight.dtype == mx.float32
 
 
 def _attention_maker() -> Callable[[str, nn.Module], nn.Module]:

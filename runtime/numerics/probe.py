@@ -18,7 +18,7 @@ import numpy as np
 from onecopy.runtime.rows.attention import LOG2_E, RowTile, Tiles, attend, view
 from onecopy.runtime.rows.layout import BLOCK
 
-from .arrange import BODY, CANDIDATES, PLAIN, Arrangement, Turned, Way, pad_rows
+from .arrange import BODY, CANDIDATES, HEAD, PLAIN, Arrangement, Turned, Way, pad_rows
 
 Array = Any
 
@@ -83,12 +83,17 @@ def exact_linear(outputs: int, inputs: int, head: bool) -> Way | None:
     """The first candidate with which each row of `x @ w[outputs, inputs].T` has bits of its own, or None."""
     heights = [n for n in HEIGHTS if n <= TALL] if head else HEIGHTS
     w, x = _values(min(outputs, WIDE), inputs), _values(max(HEIGHTS), inputs)
-    for how in CANDIDATES if head else BODY:
+    for how in _candidates(head):
         if not linear_is_exact(x, w, how, heights):
             continue
         if outputs <= WIDE or linear_is_exact(x, _values(outputs, inputs), how, (1, 9)):
             return how
     return None
+
+
+def _candidates(head: bool) -> tuple[Way, ...]:
+    cpu = mx.default_device().type == mx.DeviceType.cpu
+    return (HEAD if head else BODY) if cpu else CANDIDATES
 
 
 def linear_is_exact(x: Array, w: Array, how: Way, heights: Iterable[int]) -> bool:
@@ -151,19 +156,21 @@ def _batch_is_exact(kvh: int, group: int, inputs: int, outputs: int, turned: boo
 def attention_is_exact(kvh: int, group: int, width: int, value_width: int, tile: RowTile) -> bool:
     """Whether attention gives a query the same bits alone, beside others, and over one segment or two."""
     keys, values = (_values(3 * BLOCK, kvh * d).reshape(kvh, 3 * BLOCK, d) for d in (width, value_width))
-    queries = _values(64 * group, kvh * width).reshape(kvh, -1, width) * (LOG2_E / math.sqrt(width))
+    queries = _values(64 * group, kvh * width).reshape(kvh, 1, -1, width) * (LOG2_E / math.sqrt(width))
+
+    def tiles(span: tuple[int, int], n: int, bias: Array | None = None) -> Tiles:
+        k, v = (view(a.reshape(-1), a.shape, 0, kvh, span, n, turned) for a, turned in ((keys, True), (values, False)))
+        return Tiles(k, v, bias)
 
     def run(start: int, rows: int, *cuts: int) -> Any:
-        q = queries[:, start * group : (start + rows) * group]
+        q = queries[:, :, start * group : (start + rows) * group]
         edges = itertools.pairwise([0, *cuts, 3])
-        spans = [Tiles(view(keys, 0, kvh, e, BLOCK, True), view(values, 0, kvh, e, BLOCK, False)) for e in edges]
-        return np.array(attend(q, spans, tile, None))
+        return np.array(attend(q, [tiles(e, BLOCK) for e in edges], tile, None))
 
     def begun(rows: int, n: int) -> Any:
         hidden = np.where(np.arange(n) < tile.part - 5, np.float32(0), np.float32(-np.inf))
         bias = mx.array(np.broadcast_to(hidden, (1, tile.kept(rows * group), n)))
-        span = Tiles(view(keys, 0, kvh, (1, 2), n, True), view(values, 0, kvh, (1, 2), n, False), bias)
-        return np.array(attend(queries[:, : rows * group], [span], tile, None))
+        return np.array(attend(queries[:, :, : rows * group], [tiles((1, 2), n, bias)], tile, None))
 
     for n in range(tile.part, BLOCK, tile.part):
         if any(not np.array_equal(begun(rows, n), begun(rows, BLOCK)) for rows in (1, 2, 5, 16)):
@@ -171,7 +178,7 @@ def attention_is_exact(kvh: int, group: int, width: int, value_width: int, tile:
     whole = run(0, 64)
     for n in (1, 2, 8, 3, 4, 5, 17, 64):
         start = (13 * n) % (65 - n)
-        want = whole[:, start * group : (start + n) * group]
+        want = whole[:, :, start * group : (start + n) * group]
         for cuts in ((), (1,), (1, 2)) if n in (1, 17) else ((),):
             if not np.array_equal(run(start, n, *cuts), want):
                 return False

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-from onecopy.runtime.numerics.arrange import PLAIN, Arrangement, constant, pad_rows
+from onecopy.runtime.numerics.arrange import PLAIN, Arrangement, constant, pad_rows, spread
 
 from .layout import BLOCK
 
@@ -49,8 +49,8 @@ class RowTile:
 class Tiles:
     """Some tiles of one segment, read in place: keys `[kvh, tiles, width, n]`, values `[kvh, tiles, n, width]`.
 
-    n: BLOCK, or the begun part of a single tile. bias: `[tiles, rows, n]` of 0 and -inf for the kept rows, or None
-    when every query sees every key.
+    n: BLOCK, or the begun part of a single tile. bias: `[tiles, rows, n]` of 0 and -inf for the kept rows, of all heads
+    or as one, or None when every query sees every key.
     """
 
     keys: Array
@@ -58,41 +58,49 @@ class Tiles:
     bias: Array | None = None
 
 
-def view(buffer: Array, head: int, heads: int, tiles: tuple[int, int], n: int, turned: bool) -> Array:
+def view(
+    flat: Array, shape: Sequence[int], head: int, heads: int, tiles: tuple[int, int], n: int, turned: bool
+) -> Array:
     """The first `n` keys of some tiles and heads of a buffer `[heads, capacity, width]`, as `Tiles` has values.
 
-    turned: as it has keys. One view instead of the slices and reshapes that make the same.
+    flat: the buffer without its shape. turned: as `Tiles` has keys. One view instead of the slices and reshapes that
+    make the same.
     """
-    _, capacity, width = buffer.shape
-    shape, strides = (n, width), (width, 1)
+    _, capacity, width = shape
+    each, strides = (n, width), (width, 1)
     if turned:
-        shape, strides = shape[::-1], strides[::-1]
+        each, strides = each[::-1], strides[::-1]
     start = (head * capacity + tiles[0] * BLOCK) * width
-    whole = (heads, tiles[1] - tiles[0], *shape)
-    return mx.as_strided(buffer.reshape(-1), whole, (capacity * width, BLOCK * width, *strides), start)
+    whole = (heads, tiles[1] - tiles[0], *each)
+    return mx.as_strided(flat, whole, (capacity * width, BLOCK * width, *strides), start)
 
 
 def attend(queries: Array, spans: Sequence[Tiles], tile: RowTile, sinks: Array | None) -> Array:
-    """Softmax attention of `queries [kvh, m, d]` over the spans in order; returns `[kvh, m, dv]`.
+    """Softmax attention of `queries [kvh, 1, m, d]` over the spans in order; returns `[kvh, 1, m, dv]`.
 
     queries come scaled by the model's scale times `LOG2_E`. sinks: `[kvh, m]` extra logits without a value, scaled by
     `LOG2_E`, or None. Lazy; nothing is mutated.
     """
-    m = queries.shape[1]
+    m = queries.shape[2]
     kept = tile.kept(m)
-    padded = pad_rows(queries, tile.tall(m))[:, None]
+    padded = pad_rows(queries, tile.tall(m))
     scores = [_scores(padded, span, tile, kept) for span in spans]
-    top = _largest([s.max(axis=-1) for s in scores])
+    top = _largest([s.max(axis=-1, keepdims=True) for s in scores])
     if sinks is not None:
-        sinks = mx.pad(sinks, [(0, 0), (0, kept - m)])
+        sinks = mx.pad(sinks, [(0, 0), (0, kept - m)])[:, None, :, None]
         top = mx.maximum(top, sinks)
-    weights = [mx.power(2.0, s - top[:, None, :, None]) for s in scores]
+    weights = [exp2(s - top) for s in scores]
     total = _in_order([w.sum(axis=-1, keepdims=True) for w in weights])
     if sinks is not None:
-        total = total + mx.power(2.0, sinks - top)[..., None]
+        total = total + exp2(sinks - top)
     mixed = _in_order([_mix(w, span.values, tile) for w, span in zip(weights, spans, strict=True)])
     out = mixed / total
-    return out if kept == m else out[:, :m]
+    return out if kept == m else out[:, :, :m]
+
+
+def exp2(x: Array) -> Array:
+    """Two to the power of `x`."""
+    return mx.power(spread(2.0, x.shape), x)
 
 
 def _scores(queries: Array, span: Tiles, tile: RowTile, kept: int) -> Array:
@@ -111,15 +119,15 @@ def _mix(weights: Array, values: Array, tile: RowTile) -> Array:
 
 
 def _largest(by_tile: list[Array]) -> Array:
-    """The maximum of `[kvh, tiles, rows]` parts over all tiles."""
-    joined = by_tile[0] if len(by_tile) == 1 else mx.concatenate(by_tile, axis=1)
-    return joined[:, 0] if joined.shape[1] == 1 else joined.max(axis=1)
+    """The maximum of `[kvh, tiles, rows, 1]` parts over all tiles, as one tile."""
+    joined = _joined(by_tile)
+    return joined if joined.shape[1] == 1 else joined.max(axis=1, keepdims=True)
 
 
 def _in_order(by_tile: list[Array]) -> Array:
-    """Sums `[kvh, tiles, rows, …]` parts over all tiles, in tile order."""
-    joined = by_tile[0] if len(by_tile) == 1 else mx.concatenate(by_tile, axis=1)
-    return joined[:, 0] if joined.shape[1] == 1 else joined.sum(axis=1)
+    """Sums `[kvh, tiles, rows, …]` parts over all tiles, in tile order, as one tile."""
+    joined = _joined(by_tile)
+    return joined if joined.shape[1] == 1 else joined.sum(axis=1, keepdims=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +176,7 @@ def attend_sheet(
     if sinks is not None:
         top = mx.maximum(top, sinks)
     weights = [
-        mx.power(2.0, s - mx.take(top, group.owner, axis=1)[..., None])
-        for s, group in zip(scores, sheet.groups, strict=True)
+        exp2(s - mx.take(top, group.owner, axis=1)[..., None]) for s, group in zip(scores, sheet.groups, strict=True)
     ]
     mixed = [_group_mix(w, own, tile) for w, own in zip(weights, tiles, strict=True)]
     parts = _joined([*mixed, constant((kvh, 1, width + 1))])
@@ -177,7 +184,7 @@ def attend_sheet(
     total = total[:, 0] if total.shape[1] == 1 else total.sum(axis=1)
     over = total[..., width:]
     if sinks is not None:
-        over = over + mx.power(2.0, sinks - top)[..., None]
+        over = over + exp2(sinks - top)[..., None]
     return total[..., :width] / over
 
 

@@ -82,15 +82,20 @@ class RowCache:
         rows, heads, width = queries.shape
         kvh = self._heads()
         group = heads // kvh
-        q = queries.reshape(rows, kvh, group, width).swapaxes(0, 1).reshape(kvh, rows * group, width)
+        if rows == 1:
+            q = queries.reshape(kvh, 1, group, width)
+        else:
+            q = queries.reshape(rows, kvh, group, width).swapaxes(0, 1).reshape(kvh, 1, rows * group, width)
         extra = None if sinks is None else mx.tile((sinks * LOG2_E).reshape(kvh, group), (1, rows))
         reading = now.reading(self.window, group, kvh)
         out = []
         for i, unit in enumerate(reading.units):
             with mx.stream(now.lanes[i % len(now.lanes)]):
                 taken = [slice(a * group, b * group) for a, b in unit.bounds]
-                out.append(self._attend(unit, _rows(q, taken), _rows(extra, taken)))
-        joined = out[0] if len(out) == 1 else mx.concatenate(out, axis=1)
+                out.append(self._attend(unit, _rows(q, taken, 2), _rows(extra, taken, 1)))
+        joined = out[0] if len(out) == 1 else mx.concatenate(out, axis=2)
+        if rows == 1:
+            return joined.reshape(1, -1)
         by_row = joined.reshape(kvh, rows, group, -1).swapaxes(0, 1)
         if reading.back is not None:
             by_row = mx.take(by_row, reading.back, axis=0)
@@ -103,7 +108,7 @@ class RowCache:
                 queries, [self._tiles(s.segment, s.first, s.last, bias=s.bias) for s in unit.spans], tile, sinks
             )
         tiles = [[self._tiles(p.segment, p.first, p.last, p.n) for p in g.products] for g in unit.sheet.groups]
-        return attend_sheet(queries, tiles, unit.sheet, tile, sinks)
+        return attend_sheet(queries.squeeze(1), tiles, unit.sheet, tile, sinks)[:, None]
 
     def _arrays(self, segment: int) -> dict[str, Array]:
         return self._now.pool.segments[segment].layers[self.layer].arrays
@@ -115,17 +120,21 @@ class RowCache:
     def _tiles(self, segment: int, first: int, last: int, n: int = BLOCK, bias: Array | None = None) -> Tiles:
         arrays, kvh, span = self._arrays(segment), self._heads(), (first, last)
         if "kv" in arrays:
-            both = arrays["kv"]
-            return Tiles(view(both, 0, kvh, span, n, True), view(both, kvh, kvh, span, n, False), bias)
-        return Tiles(view(arrays["k"], 0, kvh, span, n, True), view(arrays["v"], 0, kvh, span, n, False), bias)
+            shape, flat = arrays["kv"].shape, arrays["kv"].reshape(-1)
+            keys, values = view(flat, shape, 0, kvh, span, n, True), view(flat, shape, kvh, kvh, span, n, False)
+        else:
+            keys, values = (
+                view(arrays[name].reshape(-1), arrays[name].shape, 0, kvh, span, n, name == "k") for name in "kv"
+            )
+        return Tiles(keys, values, bias)
 
 
-def _rows(x: Array | None, taken: list[slice]) -> Array | None:
-    """Some rows of `x [heads, rows, …]`, joined."""
-    if x is None or (taken[0].start == 0 and sum(s.stop - s.start for s in taken) == x.shape[1]):
+def _rows(x: Array | None, taken: list[slice], axis: int) -> Array | None:
+    """Some rows of `x`, joined."""
+    if x is None or (taken[0].start == 0 and sum(s.stop - s.start for s in taken) == x.shape[axis]):
         return x
-    parts = [x[:, s] for s in taken]
-    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=1)
+    parts = [x[(slice(None),) * axis + (s,)] for s in taken]
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=axis)
 
 
 def install_attention() -> None:

@@ -30,12 +30,15 @@ class Strip:
     """Consecutive tokens of one conversation to evaluate: they become rows `[position, position + len(tokens))`.
 
     chain: its rows so far, `chain.frontier == position`. wanted: how many trailing rows need logits.
+    then: the token behind the strip, where it is known. draft: tokens that the device is to propose after the round.
     """
 
     chain: Chain
     position: int
     tokens: tuple[int, ...]
     wanted: int = 0
+    then: int | None = None
+    draft: int = 0
 
     @property
     def end(self) -> int:
@@ -97,6 +100,7 @@ class RoundRows:
         self.bounds = tuple(zip([0, *ends[:-1]], ends, strict=True))
         self.rows = ends[-1]
         self.writes = tuple(self._write(s, *bound) for s, bound in zip(strips, self.bounds, strict=True))
+        self.together = False
         self._readings: dict[tuple[int | None, int, int], Reading] = {}
 
     def positions(self) -> Array:
@@ -144,14 +148,15 @@ class RoundRows:
         for i in range(0, len(s.tokens), step):
             j = min(i + step, len(s.tokens))
             queries = _positions(s.position + i, s.position + j, group, self.tile)
-            yield Unit(((at + i, at + j),), spans=tuple(self._spans(s, queries, window, j - i)))
+            yield Unit(((at + i, at + j),), spans=tuple(self._spans(s, queries, window, j - i, heads)))
 
-    def _spans(self, s: Strip, queries: Host, window: int | None, rows: int) -> Iterable[Span]:
+    def _spans(self, s: Strip, queries: Host, window: int | None, rows: int, heads: int) -> Iterable[Span]:
         for segment, a, b in self.tiles(s, int(queries[0]), int(queries[-1]) + 1, window):
             start = self.pool.segments[segment].start // BLOCK
             for first, last in _edges_apart(a, b, queries, window) if rows > SHORT else [(a, b)]:
                 bias = hidden_bias(first, last, queries, window)
-                yield Span(segment, first - start, last - start, None if bias is None else mx.array(bias))
+                spread = None if bias is None else mx.broadcast_to(mx.array(bias), (heads, *bias.shape))
+                yield Span(segment, first - start, last - start, spread)
 
     def tiles(self, s: Strip, first: int, stop: int, window: int | None) -> Iterable[tuple[int, int, int]]:
         """(segment, first tile, last tile) by absolute tile number, that queries `[first, stop)` of the strip read."""
