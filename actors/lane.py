@@ -30,7 +30,8 @@ class Rounds(Protocol):
     def layout(self) -> Layout: ...
 
     def run(self, strips: Sequence[Strip], wants: Sequence[Want]) -> Any:
-        """Runs one forward; `.picks` holds, for each strip in order, the picks of its wanted rows."""
+        """Runs one forward; `.picks` holds, for each strip in order, the picks of its wanted rows, `.drafts` what the
+        device proposes to follow them."""
 
     def accept(self, kept: Sequence[tuple[Strip, int]]) -> None:
         """Of these strips of the last round only so many tokens stay: puts recurrent states right."""
@@ -134,10 +135,13 @@ class Lane(Actor):
         await self._keep([(strip, len(b.rows)) for (_, (strip, _)), b in zip(decoding, brought, strict=True)])
         self._measure(now, self._clock.now() - begun)
         self._pass_over(now)
+        for (turn, _), tokens in zip(decoding, result.drafts, strict=False):
+            turn.offer(tokens)
         # From here on nothing waits: a session must not give its lease back before the bank knows of its rows.
         written = [self._decoded(t, b) for (t, _), b in zip(decoding, brought, strict=True)]
         if filling and chunk:
             written.append(self._filled(filling, chunk[0], result.picks[-1]))
+            filling.offer(result.drafts[-1] if result.drafts else ())
         self._bank.tell(Commit(tuple(written)))
 
     async def _keep(self, kept: list[tuple[Strip, int]]) -> None:

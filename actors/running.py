@@ -116,17 +116,29 @@ class Running:
     def chunk(self, end: int) -> tuple[Strip, tuple[Want, ...]]:
         """Prompt rows up to `end` and, with the last of them, what the first pick wants."""
         end = min(end, self.position + self.lease.room(self.position))
-        last = end == self.prompt
-        strip = Strip(
-            self.lease.chain(self.position), self.position, tuple(self.tokens[self.position : end]), int(last)
-        )
-        return strip, self._wants(()) if last else ()
+        chain, tokens = self.lease.chain(self.position), tuple(self.tokens[self.position : end])
+        if end < self.prompt:
+            return Strip(chain, self.position, tokens, then=self.tokens[end]), ()
+        self._start_drafting()
+        return Strip(chain, self.position, tokens, 1, draft=self._ahead()), self._wants(())
 
     def decode(self, width: int) -> tuple[Strip, tuple[Want, ...]]:
         """The newest token and the first `width - 1` proposed ones, with one want a row."""
         self.proposal = self.proposal[: width - 1]
         rows = (self.tokens[-1], *self.proposal)
-        return Strip(self.lease.chain(self.position), self.position, rows, len(rows)), self._wants(self.proposal)
+        chain = self.lease.chain(self.position)
+        strip = Strip(chain, self.position, rows, len(rows), draft=self._ahead())
+        return strip, self._wants(self.proposal)
+
+    def _ahead(self) -> int:
+        """Tokens the device is to propose for the round after this one, which brings one token at least."""
+        limit = min(self.prices.limit, self.spec.max_new - self.produced - 2)
+        return self.drafter.ahead(limit) if self.drafter is not None and limit > 0 else 0
+
+    def offer(self, tokens: tuple[int, ...]) -> None:
+        """The device proposes these to follow the newest token."""
+        if tokens and self.drafter is not None:
+            self.drafter.offer(tokens)
 
     def _wants(self, proposal: tuple[int, ...]) -> tuple[Want, ...]:
         return wants_for(self.spec.sampling, len(self.tokens), proposal, self.counts, self._masks(proposal))
@@ -149,7 +161,6 @@ class Running:
         self.position = strip.end
         if not picks:
             return Brought(strip.tokens)
-        self._start_drafting()
         kept, end = self._deliver(picks)
         return Brought(strip.tokens, kept, end)
 

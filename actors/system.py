@@ -14,12 +14,12 @@ from onecopy.runtime.core import Ask, Child, Supervisor
 from onecopy.runtime.costs import prices
 from onecopy.runtime.decode import Limits, Prices
 from onecopy.runtime.device import DeviceThread
+from onecopy.runtime.drafting import drafter_for
 from onecopy.runtime.engine import Engine
 from onecopy.runtime.errors import BadRequest, ContextLengthExceeded, StartupError, Unsupported
 from onecopy.runtime.models import Loaded, load
 from onecopy.runtime.rows.layout import BLOCK, LayerLayout
 from onecopy.runtime.rows.ledger import Ledger
-from onecopy.runtime.rows.ops import Drop, RowOp, Trim
 from onecopy.runtime.seams.clock import Clock, RealClock
 from onecopy.runtime.seams.disk import Disk
 from onecopy.runtime.seams.machine import Machine, RealMachine
@@ -178,9 +178,7 @@ class System:
     def _forget_rows(self) -> None:
         """A bank that crashed leaves buffers that no books name any more, and saves that must not read on."""
         if self._ledger is not None:
-            orders: tuple[RowOp, ...] = (*map(Drop, self._ledger.segments), Trim())
-            self._ledger.segments.clear()
-            self._device.post(self._engine.pool.apply, orders)
+            self._device.post(self._engine.pool.apply, self._ledger.abandon())
 
     def _lane(self, limits: Limits) -> Lane:
         bank = self._supervisor.ref("bank")
@@ -382,7 +380,8 @@ def _load(options: Options, clock: Clock) -> tuple[Loaded, Engine]:
     context = options.context or loaded.context
     if not 0 < context <= loaded.context:
         raise StartupError(f"--context {context} is not within the model's context of {loaded.context} tokens.")
-    return loaded, Engine.open(loaded, context=context, stopwatch=clock.now)
+    drafter = drafter_for(loaded) if options.draft else None
+    return loaded, Engine.open(loaded, context=context, stopwatch=clock.now, drafter=drafter)
 
 
 def _layer_facts(layer: LayerLayout) -> list[object]:

@@ -26,6 +26,7 @@ class Rounds(Protocol):
     """The part of an engine that is measured."""
 
     pool: Any
+    drafter: Any
 
     @property
     def layout(self) -> Layout: ...
@@ -38,7 +39,21 @@ class Rounds(Protocol):
 def prices(engine: Rounds, stopwatch: Callable[[], float]) -> Prices:
     """What drafting costs here, relative to a round of width 1. Takes about ten rounds."""
     widths, unit = _widths(engine, stopwatch)
-    return Prices(widths, _again(engine, stopwatch) / unit if engine.layout.recurrent else 0.0)
+    again = _again(engine, stopwatch) / unit if engine.layout.recurrent else 0.0
+    return Prices(widths, again, tuple(s / unit for s in _ahead(engine, stopwatch)))
+
+
+def _ahead(engine: Rounds, stopwatch: Callable[[], float]) -> list[float]:
+    """Seconds that the device takes to propose 1, 2, … tokens at the end of a round; none when it cannot."""
+    deepest = 0 if engine.drafter is None else engine.drafter.deepest
+    if not deepest:
+        return []
+    with _scratch(engine):
+        none, one, all_ = (
+            min(_seconds(engine, 1, stopwatch, draft) for _ in range(_REPEATS)) for draft in (0, 1, deepest)
+        )
+    each = max(0.0, all_ - one) / max(1, deepest - 1)
+    return [max(0.0, one - none) + each * more for more in range(deepest)]
 
 
 def _again(engine: Rounds, stopwatch: Callable[[], float]) -> float:
@@ -69,15 +84,15 @@ def _widths(engine: Rounds, stopwatch: Callable[[], float]) -> tuple[tuple[float
     return tuple(costs), best[1]
 
 
-def _seconds(engine: Rounds, width: int, stopwatch: Callable[[], float]) -> float:
-    strip, wants = _round(width)
+def _seconds(engine: Rounds, width: int, stopwatch: Callable[[], float], draft: int = 0) -> float:
+    strip, wants = _round(width, draft)
     begun = stopwatch()
     engine.run([strip], wants)
     return stopwatch() - begun
 
 
-def _round(width: int) -> tuple[Strip, list[Want]]:
-    strip = Strip(Chain((Link(_SCRATCH, 0, 0),), BLOCK), 0, (1,) * width, width)
+def _round(width: int, draft: int = 0) -> tuple[Strip, list[Want]]:
+    strip = Strip(Chain((Link(_SCRATCH, 0, 0),), BLOCK), 0, (1,) * width, width, draft=draft)
     return strip, [Want(Sampling(seed=0, temperature=0.0), i + 1) for i in range(width)]
 
 

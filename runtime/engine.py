@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import mlx.core as mx
 
+from .decode.drafts import verify
 from .decode.sampling import pick
 from .decode.want import Pick, Want
+from .drafting.device import After, DeviceDrafter
+from .drafting.rows import HeadRows
 from .forward import Forward
 from .models.layouts import ModelRows, model_rows
 from .models.loaded import Loaded
@@ -29,31 +32,48 @@ Exactness = tuple[Literal["exact", "not exact"], tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """What a round found: for each strip the picks of its wanted rows, in order."""
+    """What a round found, for each strip in order: the picks of its wanted rows, and what the device proposes to follow
+    the newest token that stays."""
 
     picks: tuple[tuple[Pick, ...], ...]
+    drafts: tuple[tuple[int, ...], ...] = ()
 
 
 class Engine:
     """Runs rounds. `pool` is changed by the bank's orders; rounds write rows past the leaves' frontiers only."""
 
-    def __init__(self, model: Any, rows: ModelRows, numerics: Numerics, context: int) -> None:
+    def __init__(
+        self, model: Any, rows: ModelRows, numerics: Numerics, context: int, drafter: DeviceDrafter | None = None
+    ) -> None:
         self.model = model
-        self.pool = Pool(rows.layout, rows.dtype, rows.states)
+        self.drafter = drafter
+        more = () if drafter is None else drafter.layers
+        dtypes = rows.dtypes | ({} if drafter is None else dict(drafter.dtypes))
+        layout = Layout((*rows.layout.layers, *more))
+        self.pool = Pool(layout, dtypes.__getitem__, (*rows.states, *((),) * len(more)))
         self._numerics = numerics
-        self._forward = Forward(
-            model, rows.layout, rows.tree, rows.states, prepare(model, numerics.choose, context).shape
-        )
+        shape = prepare(model, numerics.choose, context).shape
+        tap = None if drafter is None else drafter.features
+        self._forward = Forward(model, rows.layout, rows.tree, rows.states, shape, tap)
+        self._rows = HeadRows(self.pool, numerics.tile, more, len(rows.layout.layers))
         self._before: dict[int, list[State | None]] = {}
         self._reasons = numerics.reasons
 
     @classmethod
-    def open(cls, loaded: Loaded, *, context: int, stopwatch: Callable[[], float], fast: bool = False) -> Engine:
+    def open(
+        cls,
+        loaded: Loaded,
+        *,
+        context: int,
+        stopwatch: Callable[[], float],
+        fast: bool = False,
+        drafter: DeviceDrafter | None = None,
+    ) -> Engine:
         """Prepares a loaded model in place and answers with its engine. Blocks for about a second.
 
         context: positions served at most. stopwatch: seconds of any monotonic clock; `opened_s` says how long it took.
-        fast: skip the search for exact arithmetic. ModelLoadError when the model cannot run on kept rows, or would
-        answer otherwise than by itself.
+        fast: skip the search for exact arithmetic. drafter: proposes at the end of rounds; made from the same model.
+        ModelLoadError when the model cannot run on kept rows, or would answer otherwise than by itself.
         """
         begun = stopwatch()
         install_attention()
@@ -61,7 +81,7 @@ class Engine:
         rows = model_rows(loaded.model, loaded.id)
         body, heads = linear_shapes(loaded.model)
         numerics = plain("chosen by --fast") if fast else probe(body, heads, rows.attention)
-        engine = cls(loaded.model, rows, numerics, context)
+        engine = cls(loaded.model, rows, numerics, context, drafter)
         found = Trial(engine._forward, engine.pool, numerics.tile).run(loaded.id, rows.logits)
         engine._reasons = (*numerics.reasons, *rows.reasons, *found)
         engine.opened_s = stopwatch() - begun
@@ -97,11 +117,22 @@ class Engine:
         logits = self.forward(strips)
         if not wants:
             self.settle(strips)
-            return RoundResult(((),) * len(strips))
+            return self._drafted(RoundResult(((),) * len(strips)), strips, wants)
         picked = pick(logits.astype(mx.float32), wants)
         self.settle(strips, *picked.arrays)
         picks = iter(picked.resolve())
-        return RoundResult(tuple(tuple(next(picks) for _ in range(s.wanted)) for s in strips))
+        found = RoundResult(tuple(tuple(next(picks) for _ in range(s.wanted)) for s in strips))
+        return self._drafted(found, strips, wants)
+
+    def _drafted(self, found: RoundResult, strips: Sequence[Strip], wants: Sequence[Want]) -> RoundResult:
+        """The round with what the device's drafter proposes, which follows every row of every strip."""
+        if self.drafter is None:
+            return found
+        asked, done = iter(wants), []
+        for strip, features, picks in zip(strips, self._forward.features(), found.picks, strict=True):
+            own = [next(asked) for _ in picks]
+            done.append(_after(strip, features, [p.token for p in picks], own[-1] if own and strip.draft else None))
+        return replace(found, drafts=tuple(self.drafter.after(done, self._rows)))
 
     def accept(self, kept: Sequence[tuple[Strip, int]]) -> None:
         """Keeps of each strip of the last round its first so many tokens, at least one.
@@ -119,6 +150,7 @@ class Engine:
             for layer, state in zip(self._leaf(strip).layers, self._before[strip.chain.leaf], strict=True):
                 layer.state = state
         self._forward(again, self.pool, self._numerics.tile)
+        self._forward.features()
         self.settle(again)
 
     def forward(self, strips: Sequence[Strip]) -> Array:
@@ -134,3 +166,11 @@ class Engine:
 
     def _leaf(self, strip: Strip) -> Any:
         return self.pool.segments[strip.chain.leaf]
+
+
+def _after(strip: Strip, features: Array, picks: Sequence[int], want: Want | None) -> After:
+    """A strip of one wanted row ends a prompt or is a token by itself; one of several is a token and its drafts."""
+    unwanted = len(strip.tokens) - len(picks)
+    inside = (*strip.tokens[1:], strip.then or 0)[:unwanted]
+    kept = unwanted + verify(strip.tokens[unwanted + 1 :], picks).kept + 1 if picks else unwanted
+    return After(strip, features, (*inside, *picks), kept, want)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -29,8 +29,15 @@ class Forward:
     """
 
     def __init__(
-        self, model: Any, layout: Layout, tree: tuple[Tree, ...], states: tuple[Specs, ...], shape: RoundShape
+        self,
+        model: Any,
+        layout: Layout,
+        tree: tuple[Tree, ...],
+        states: tuple[Specs, ...],
+        shape: RoundShape,
+        tap: Callable[[], Array] | None = None,
     ) -> None:
+        """tap: what the model's last call showed to a drafter, `[batch, length, …]`."""
         self._model = model
         self._shape = shape
         self._caches = [_cache(i, layer, states[i]) for i, layer in enumerate(layout.layers)]
@@ -38,6 +45,8 @@ class Forward:
         self._rows = [c for c in self._caches if not isinstance(c, StateCache)]
         self._states = [c for c in self._caches if isinstance(c, StateCache)]
         self._given = [_grown(part, self._caches) for part in tree]
+        self._tap = tap
+        self._seen: dict[int, Array] = {}
 
     @property
     def recurrent(self) -> bool:
@@ -48,16 +57,36 @@ class Forward:
 
         Puts the strips' rows and states into the pool's segments, lazily too.
         """
+        self._seen.clear()
         if not self.recurrent:
-            return self._call(strips, pool, tile, 1)
+            return self._part(list(range(len(strips))), strips, pool, tile, 1)
         groups = _by_length(strips)
-        parts = [self._call([strips[i] for i in g], pool, tile, len(strips[g[0]].tokens)) for g in groups]
+        parts = [self._part(g, strips, pool, tile, len(strips[g[0]].tokens)) for g in groups]
         return _in_order(parts, strips, groups)
+
+    def features(self) -> list[Array]:
+        """What the last forward showed to a drafter, for each strip `[rows, …]`, lazy. Forgotten here."""
+        seen, self._seen = self._seen, {}
+        return [seen[i] for i in range(len(seen))]
+
+    def _part(self, group: list[int], strips: Sequence[Strip], pool: Pool, tile: RowTile, length: int) -> Array:
+        """The logits of some of the strips, which are computed together."""
+        part = [strips[i] for i in group]
+        logits = self._call(part, pool, tile, length)
+        if self._tap is not None:
+            shown = self._tap()
+            rows, at = shown.reshape(-1, shown.shape[-1]), 0
+            for i, strip in zip(group, part, strict=True):
+                self._seen[i] = rows[at : at + len(strip.tokens)]
+                at += len(strip.tokens)
+        return logits
 
     def _call(self, strips: Sequence[Strip], pool: Pool, tile: RowTile, length: int) -> Array:
         now = RoundRows(strips, pool, tile, self._lanes)
         wanted = mx.array(np.array(_wanted_rows(strips), dtype=np.int32))
-        tokens = mx.array(np.array([t for s in strips for t in s.tokens], dtype=np.int32)).reshape(-1, length)
+        tokens = mx.array(np.array([t for s in strips for t in s.tokens], dtype=np.int32))
+        if not self._shape.flat:
+            tokens = tokens.reshape(-1, length)
         self._enter(now, length)
         self._shape.wanted, self._shape.taken = wanted, False
         try:

@@ -13,16 +13,31 @@ from dataclasses import dataclass
 import numpy as np
 from onecopy.runtime.decode import Pick, Want
 from onecopy.runtime.rows.caches import Strip
-from onecopy.runtime.rows.layout import BLOCK, Layout
-from onecopy.runtime.rows.ops import Allocate, CopyRows, Drop, ResizeLayer, RowOp, Trim
+from onecopy.runtime.rows.layout import BLOCK, LayerLayout, Layout
+from onecopy.runtime.rows.ops import (
+    Allocate,
+    Chain,
+    CopyRows,
+    Drop,
+    DropAnchor,
+    LoadAnchor,
+    ResizeLayer,
+    RowOp,
+    SaveAnchor,
+    Trim,
+)
 
 from tests.sim import model
 from tests.sim.device import DeviceFault
 from tests.sim.model import RATIO, WINDOW, Words
 
 Broken = Callable[[str], None]
+State = tuple[Words, ...]
+"""A recurrent layer's: one array of the sum so far and the number of rows."""
 
 GARBAGE = 0xDEADDEADDEADDEAD
+_NONE = np.zeros(0, np.uint64)
+_GIVES_BACK = Drop | Trim | DropAnchor
 _OWNERS = 2
 """References to a buffer while it is written and nobody looks at it: its place, and the argument of getrefcount."""
 
@@ -32,7 +47,17 @@ class Layer:
     """One layer of one segment, shaped as the real buffers are: `arrays["k"]` is `[1, capacity, 1]`."""
 
     arrays: dict[str, Words]
-    pooled: Words
+    pooled: dict[str, Words]
+    state: State | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in (*self.arrays.values(), *self.pooled.values()))
+
+    @property
+    def entries(self) -> Words:
+        """A view of the pooled entries, not to be kept; empty where the layer has none."""
+        return self.pooled["pooled"][0, :, 0] if self.pooled else _NONE
 
     def write(self, name: str, at: int, rows: Words) -> None:
         rows = np.asarray(rows)
@@ -55,16 +80,12 @@ class Segment:
         """A view of one layer's rows, not to be kept."""
         return self.layers[layer].arrays["k"][0, :, 0]
 
-    def nbytes(self, layer: int) -> int:
-        found = self.layers[layer]
-        return found.arrays["k"].nbytes + found.pooled.nbytes
-
     def flat(self) -> list[Words]:
         return []
 
     def row_views(self, start: int, stop: int) -> dict[str, Words]:
         a, b = start - self.start, stop - self.start
-        return {f"{i}.k": layer.arrays["k"][:, a:b] for i, layer in enumerate(self.layers)}
+        return {f"{i}.k": layer.arrays["k"][:, a:b] for i, layer in enumerate(self.layers) if layer.arrays}
 
 
 class SimPool:
@@ -78,6 +99,7 @@ class SimPool:
         self.layout = layout
         self.budget = budget
         self.segments: dict[int, Segment] = {}
+        self.anchors: dict[int, tuple[State | None, ...]] = {}
         self.strict = True
         self.orders = 0
         self.failed = False
@@ -90,19 +112,35 @@ class SimPool:
             ResizeLayer: self._resize,
             Drop: self._drop,
             Trim: lambda op: None,
+            SaveAnchor: self._save_anchor,
+            LoadAnchor: self._load_anchor,
+            DropAnchor: self._drop_anchor,
         }
 
     def apply(self, ops: tuple[RowOp, ...]) -> None:
         for op in ops:
-            self.orders += not isinstance(op, Drop | Trim)
-            if self.orders in self.fail_orders and not isinstance(op, Drop | Trim):
+            self.orders += not isinstance(op, _GIVES_BACK)
+            if self.orders in self.fail_orders and not isinstance(op, _GIVES_BACK):
                 self.failed = True
                 raise DeviceFault(f"order {self.orders} failed")
             self._do[type(op)](op)
 
     def bytes_held(self) -> int:
         """Counted from the buffers themselves."""
-        return sum(s.nbytes(i) for s in self.segments.values() for i in range(len(s.layers)))
+        states = (len(self.segments) + len(self.anchors)) * self.layout.state_bytes
+        return states + sum(layer.nbytes for s in self.segments.values() for layer in s.layers)
+
+    def state(self, chain: Chain) -> State:
+        """The state where a chain ends: its leaf's, or that of the segment before a new leaf."""
+        for link in reversed(chain.links[-2:]):
+            found = self.segments[link.segment].layers[0].state
+            if found is not None:
+                return found
+        return (np.zeros(2, np.uint64),)
+
+    def slots(self, layer: int) -> int:
+        """How many arrays the state of a layer has."""
+        return 1
 
     def written(self, s: Segment, layer: int) -> Words:
         """The rows of a layer, to be written in place: whoever still looks at them makes that a copy."""
@@ -116,21 +154,18 @@ class SimPool:
         """Makes the pooled entries whose last row lies in `[a, b)`, from the rows in the buffers."""
         low, high = a // RATIO * RATIO, b // RATIO * RATIO
         for i, layer in enumerate(s.layers):
-            if len(layer.pooled) and low < high:
+            if layer.pooled and low < high:
                 rows = s.rows(i)[low - s.start : high - s.start]
-                layer.pooled[(low - s.start) // RATIO : (high - s.start) // RATIO] = model.pooled(rows, low)
+                layer.entries[(low - s.start) // RATIO : (high - s.start) // RATIO] = model.pooled(rows, low)
 
     def _allocate(self, op: Allocate) -> None:
         if op.segment in self.segments:
             self._broken(f"segment {op.segment} is allocated twice")
         if op.start % BLOCK or op.capacity % BLOCK or op.capacity < BLOCK:
             self._broken(f"{op} is no whole number of blocks")
-        layers = [
-            Layer({"k": _garbage(1, op.capacity, 1)}, _garbage(op.capacity // kind.ratio if kind.pooled else 0))
-            for kind in self.layout.layers
-        ]
+        layers = [_made(kind, op.capacity) for kind in self.layout.layers]
         self.segments[op.segment] = Segment(op.start, op.capacity, layers)
-        self._took(self.layout.capacity_bytes(op.capacity))
+        self._took(self.layout.capacity_bytes(op.capacity) + self.layout.state_bytes)
 
     def _copy(self, op: CopyRows) -> None:
         source, target = self.segments[op.source], self.segments[op.target]
@@ -138,7 +173,7 @@ class SimPool:
         if not inside or not target.start <= op.start or not op.stop <= target.end:
             self._broken(f"{op} leaves its segments")
             return
-        for layer in range(len(source.layers)):
+        for layer in _with_rows(source):
             rows = source.rows(layer)[op.start - source.start : op.stop - source.start]
             self.written(target, layer)[op.start - target.start : op.stop - target.start] = rows
         self.pool(target, op.start, op.stop)
@@ -150,14 +185,14 @@ class SimPool:
         if not 0 <= keep <= op.capacity:
             self._broken(f"{op} cuts rows that are kept")
             keep = min(max(keep, 0), op.capacity)
-        old = s.nbytes(op.layer)
+        old, new = s.layers[op.layer], _made(kind, op.capacity)
         self._took(kind.capacity_bytes(op.capacity))
-        whole = keep // kind.ratio if kind.pooled else 0
-        new = Layer({"k": _garbage(1, op.capacity, 1)}, _garbage(op.capacity // kind.ratio if kind.pooled else 0))
-        new.arrays["k"][0, :keep, 0] = s.rows(op.layer)[:keep]
-        new.pooled[:whole] = s.layers[op.layer].pooled[:whole]
+        if kind.rows:
+            new.arrays["k"][0, :keep, 0] = s.rows(op.layer)[:keep]
+        new.entries[: keep // RATIO] = old.entries[: keep // RATIO]
+        new.state = old.state
         s.layers[op.layer] = new
-        self.held -= old
+        self.held -= old.nbytes
         self.copied += keep * kind.row_bytes
         if op.layer == len(s.layers) - 1:
             s.capacity = op.capacity
@@ -169,7 +204,19 @@ class SimPool:
         if gone is None:
             self._broken(f"segment {op.segment} is dropped twice")
         else:
-            self.held -= sum(gone.nbytes(i) for i in range(len(gone.layers)))
+            self.held -= sum(layer.nbytes for layer in gone.layers) + self.layout.state_bytes
+
+    def _save_anchor(self, op: SaveAnchor) -> None:
+        self.anchors[op.anchor] = tuple(layer.state for layer in self.segments[op.segment].layers)
+        self._took(self.layout.state_bytes)
+
+    def _load_anchor(self, op: LoadAnchor) -> None:
+        for layer, state in zip(self.segments[op.segment].layers, self.anchors[op.anchor], strict=True):
+            layer.state = state
+
+    def _drop_anchor(self, op: DropAnchor) -> None:
+        if self.anchors.pop(op.anchor, None) is not None:
+            self.held -= self.layout.state_bytes
 
     def _took(self, n: int) -> None:
         self.held += n
@@ -182,9 +229,24 @@ def _garbage(*shape: int) -> Words:
     return np.full(shape, GARBAGE, np.uint64)
 
 
+def _made(kind: LayerLayout, capacity: int) -> Layer:
+    """A layer's buffers, full of what nobody may read."""
+    arrays = {"k": _garbage(1, capacity, 1)} if kind.rows else {}
+    return Layer(arrays, {"pooled": _garbage(1, capacity // kind.ratio, 1)} if kind.pooled else {})
+
+
+def _with_rows(s: Segment) -> list[int]:
+    return [i for i, layer in enumerate(s.layers) if layer.arrays]
+
+
+def _state(total: int, rows: int) -> State:
+    return (np.array([total & (1 << 64) - 1, rows], np.uint64),)
+
+
 @dataclass(frozen=True, slots=True)
 class SimResult:
     picks: tuple[tuple[Pick, ...], ...]
+    drafts: tuple[tuple[int, ...], ...] = ()
 
 
 class SimEngine:
@@ -194,9 +256,11 @@ class SimEngine:
     numerics_mode = "hash"
     fixed_rows = 0
 
-    def __init__(self, kind: str, budget: int, broken: Broken) -> None:
+    def __init__(self, kind: str, budget: int, broken: Broken, weights: int = 0) -> None:
         self.kind = kind
+        self.weights = weights
         self.pool = SimPool(model.LAYOUTS[kind], budget, broken)
+        self._before: dict[int, State] = {}
         self.may_write: Callable[[Strip], None] = lambda strip: None
         self.rows = 0
         self._broken = broken
@@ -215,22 +279,40 @@ class SimEngine:
         return SimResult(tuple(out))
 
     def accept(self, kept: Sequence[tuple[Strip, int]]) -> None:
-        raise AssertionError("no layout here has a recurrent state")
+        """The states of these strips become what they are after so many of their tokens."""
+        for strip, n in kept:
+            if not self.layout.recurrent or not 0 < n <= len(strip.tokens):
+                raise AssertionError(f"{n} of {len(strip.tokens)} tokens cannot be kept")
+            first = model.first_rows(strip.tokens[:n], strip.position, self.weights)
+            total = int(self._before[strip.chain.leaf][0][0]) + model.weighed(first, strip.position)
+            self.pool.segments[strip.chain.leaf].layers[0].state = _state(total, strip.position + n)
 
     def _strip(self, strip: Strip, wants: list[Want]) -> tuple[Pick, ...]:
         leaf = self._check(strip)
         self.may_write(strip)
         a, b = strip.position, strip.end
-        first = model.first_rows(strip.tokens, a)
-        second, sums = model.second_rows(first, self._sum(strip, 0, 0), a)
-        for layer, rows in enumerate((first, second)):
-            self.pool.written(leaf, layer)[a - leaf.start : b - leaf.start] = rows
+        first = model.first_rows(strip.tokens, a, self.weights)
+        second, sums = model.second_rows(first, self._so_far(strip), a)
+        for layer in _with_rows(leaf):
+            self.pool.written(leaf, layer)[a - leaf.start : b - leaf.start] = (first, second)[layer]
+        if self.layout.recurrent:
+            leaf.layers[0].state = _state(int(sums[-1]), b)
         self.pool.pool(leaf, a, b)
         self.rows += b - a
         return tuple(
             self._pick(strip, int(sums[end - a - 1]), end, want)
             for end, want in zip(range(b - strip.wanted + 1, b + 1), wants, strict=True)
         )
+
+    def _so_far(self, strip: Strip) -> int:
+        """The sum over the first layer's rows before a strip: from the rows, or from the state."""
+        if not self.layout.recurrent:
+            return self._sum(strip, 0, 0)
+        state = self._before[strip.chain.leaf] = self.pool.state(strip.chain)
+        total, rows = (int(x) for x in np.asarray(state[0]))
+        if rows != strip.position:
+            self._broken(f"a state of {rows} rows is gone on with at row {strip.position}")
+        return total
 
     def _check(self, strip: Strip) -> Segment:
         """The chain is whole and ends where the strip begins, and the leaf has room."""
@@ -270,7 +352,7 @@ class SimEngine:
         total = 0
         for start, stop, s in self._spans(strip, 0, whole):
             total += int(
-                s.layers[1].pooled[(start - s.start) // RATIO : (stop - s.start) // RATIO].sum(dtype=np.uint64)
+                s.layers[1].entries[(start - s.start) // RATIO : (stop - s.start) // RATIO].sum(dtype=np.uint64)
             )
         return total
 

@@ -42,6 +42,7 @@ class Ran:
     """What one round picked."""
 
     picks: tuple[tuple[Pick, ...], ...]
+    drafts: tuple[tuple[int, ...], ...] = ()
 
 
 def next_token(rows: Sequence[int | None]) -> int:

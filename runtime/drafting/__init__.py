@@ -1,0 +1,17 @@
+"""Drafters that run on the device: they read the hidden states of a round and propose what comes next.
+
+device.py    `DeviceDrafter`, the one interface, and `After`: a strip once its round is picked and verified
+taps.py      `Taps`: the outputs of chosen modules of a model, as they are computed
+rows.py      `HeadRows`: a drafter's own layers, kept in the bank's rows beside the model's
+mtp.py       `MtpDrafter`: multi-token prediction, one row and one token at a time
+qwen3_5.py   the head that Qwen3.5 checkpoints carry
+opened.py    `drafter_for`: which drafter a loaded model has
+Everything here runs on the device thread. No drafter decides a token: proposals are verified like any other.
+"""
+
+from .device import After, DeviceDrafter
+from .mtp import MtpDrafter
+from .opened import drafter_for
+from .taps import Taps
+
+__all__ = ["After", "DeviceDrafter", "MtpDrafter", "Taps", "drafter_for"]
