@@ -41,12 +41,25 @@ def admit(books: Books, turn: int, wanted: Wanted, name: str, now: float) -> Gra
 
 
 def resumable(books: Books, found: Match) -> Match:
-    """What of a match a turn can go on from. A recurrent state cannot be trimmed: only where it stands, at the end of
-    a conversation whose rows were all delivered, can a turn go on; anywhere else it begins again."""
+    """What of a match a turn can go on from. A recurrent state cannot be trimmed: a turn goes on where one stands, at
+    the end of a conversation whose rows were all delivered, or at the latest anchor on the way."""
     if not books.layout.recurrent:
         return found
     ends = tuple(s for s in found.ends if s.live)
-    return Match(ends[0].frontier if ends else 0, (), ends)
+    best = max((_latest_anchor(s, found.length) for s in found.holders), default=(0, None), key=lambda at: at[0])
+    if ends and ends[0].frontier >= best[0]:
+        best = ends[0].frontier, ends[0]
+    return Match(best[0], (best[1],) if best[1] is not None else (), ends)
+
+
+def _latest_anchor(holder: Segment, limit: int) -> tuple[int, Segment | None]:
+    """(position, segment) of the last kept state within the first `limit` rows of a chain."""
+    for s in holder.ancestors():
+        kept = [position for position in s.anchors if position <= limit]
+        if kept:
+            return max(kept), s
+        limit = min(limit, s.start)
+    return 0, None
 
 
 def leaf_rows(books: Books, wished: int, least: int, keep: Segment | None, grown: int = 0) -> int | None:
@@ -84,7 +97,12 @@ class Asked:
         return None if tip is None else self._continue(tip, tip.frontier, found.length)
 
     def rewind(self, found: Match) -> Grant | Shortage | None:
-        """The prompt leaves a conversation inside its last reply: those rows serve nobody else and are given up."""
+        """The prompt leaves a conversation inside its last reply: those rows serve nobody else and are given up.
+
+        A recurrent state would have to be taken back with them: such a turn forks at an anchor instead.
+        """
+        if self.books.layout.recurrent:
+            return None
         stop = found.length
         for s in found.holders:
             if s.tip is None or s.lease is not None or s.reply_from is None or self.books.conversations[s.tip].pinned:
@@ -105,7 +123,19 @@ class Asked:
         """A new conversation that shares whole blocks and copies the rest of the last one."""
         source = found.holders[0] if found.length and found.holders else None
         with protected(source):
-            return self._fork(source, found.length if source is not None else 0)
+            if source is None or not self.books.layout.recurrent:
+                return self._fork(source, found.length if source is not None else 0)
+            return self._fork_state(source, found.length)
+
+    def _fork_state(self, source: Segment, stop: int) -> Grant | Shortage:
+        """A fork that goes on from the state at `stop`; a refusal leaves no anchor behind that was not there."""
+        new = stop not in source.anchors
+        if new and not self.books.anchor(source):
+            return self._fork(None, 0)
+        got = self._fork(source, stop)
+        if new and isinstance(got, Shortage):
+            self.books.drop_anchor(source, stop)
+        return got
 
     def _fork(self, source: Segment | None, stop: int) -> Grant | Shortage:
         start = stop // BLOCK * BLOCK
@@ -118,6 +148,8 @@ class Asked:
         how = "fresh"
         if source is not None:
             self._copy(at(source, stop), leaf, start, stop, "fork")
+            if self.books.layout.recurrent:
+                self.books.give_state(source, stop, leaf)
             how = "forked"
         if self._fixes and fixed is None:
             how = "eager"
@@ -149,6 +181,8 @@ class Asked:
             if rows is None and tip.end < self.prompt:
                 return shortage(self.books, least, tip)
         self.books.cut(tip, stop)
+        if self.books.layout.recurrent and self.books.anchor(tip):
+            self.books.thin(tip)
         leaves = [tip]
         if rows is not None:
             how = "extended" if how == "adopted" else how

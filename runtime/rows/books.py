@@ -12,12 +12,15 @@ from collections.abc import Callable
 from . import pricing
 from .grants import Conversation, Totals, Turn, count
 from .layout import BLOCK, Layout, round_up
-from .ops import Allocate, CopyRows, Drop, DropAnchor, ResizeLayer, RowOp, SaveAnchor
+from .ops import Allocate, CopyRows, Drop, DropAnchor, LoadAnchor, ResizeLayer, RowOp, SaveAnchor
 from .prefixes import Prefixes
 from .pricing import Resize, Rounding, Way
 from .segments import Segment
 
 BeforeDrop = Callable[[Conversation], bool]
+
+ANCHORS = 2
+"""States kept of a conversation beside the one at its end: an edit of a late message goes back to one of them."""
 
 
 class Books:
@@ -112,8 +115,9 @@ class Books:
         self.prefixes.remove(s)
         del self.segments[s.id]
         self.loose.pop(s.id, None)
+        for position in list(s.anchors):
+            self.drop_anchor(s, position)
         self.used -= self.weight(s)
-        s.anchors.clear()
         if s.parent is not None:
             s.parent.disown(s)
         self.orders.append(Drop(s.id))
@@ -133,14 +137,52 @@ class Books:
             del s.tokens[max(0, stop - s.start) :]
             s.saved = min(s.saved, stop)
             s.live = False
+            for position in [at for at in s.anchors if at > stop]:
+                self.drop_anchor(s, position)
             self.index(s)
+
+    # --- recurrent states
+
+    def anchor(self, s: Segment) -> bool:
+        """Keeps the state at a segment's frontier for turns that come back to there, if it is there and fits."""
+        if s.frontier in s.anchors:
+            return True
+        if not s.live or not s.tokens or self.available < self.layout.state_bytes:
+            return False
+        s.anchors[s.frontier] = self._take_state(s)
+        self._weighs(s, self.layout.state_bytes)
+        return True
+
+    def drop_anchor(self, s: Segment, position: int) -> None:
+        self.orders.append(DropAnchor(s.anchors.pop(position)))
+        self._weighs(s, -self.layout.state_bytes)
+
+    def thin(self, tip: Segment) -> None:
+        """Gives up the anchors before the latest `ANCHORS` in the rows that only this conversation has."""
+        latest, below = 0, None
+        for a in tip.ancestors():
+            if below is not None and (a.tip is not None or len(a.children) > 1):
+                return
+            for position in sorted(a.anchors, reverse=True):
+                latest += 1
+                if latest > ANCHORS:
+                    self.drop_anchor(a, position)
+            below = a
+
+    def give_state(self, source: Segment, position: int, leaf: Segment) -> None:
+        """A new leaf goes on from the state that is kept at `position` of `source`."""
+        self.orders.append(LoadAnchor(source.anchors[position], leaf.id))
+
+    def _take_state(self, s: Segment) -> int:
+        anchor, self._next = self._next, self._next + 1
+        self.orders.append(SaveAnchor(s.id, anchor))
+        return anchor
 
     def keep_state(self, s: Segment) -> int:
         """An anchor of the recurrent state at a segment's frontier, for somebody who reads it: its id."""
-        anchor, self._next = self._next, self._next + 1
+        anchor = self._take_state(s)
         self.states.add(anchor)
         self.used += self.layout.state_bytes
-        self.orders.append(SaveAnchor(s.id, anchor))
         return anchor
 
     def drop_state(self, anchor: int) -> None:
@@ -148,6 +190,8 @@ class Books:
             self.states.remove(anchor)
             self.used -= self.layout.state_bytes
             self.orders.append(DropAnchor(anchor))
+
+    # --- finding them
 
     def index(self, s: Segment, salt: bytes | None = None) -> None:
         """Makes prefix search agree with the segment's tokens. Without a salt only a segment it knows is looked at."""

@@ -14,7 +14,7 @@ from .books import BeforeDrop, Books, at
 from .grants import Conversation, Grant, Shortage, Totals, Turn, Wanted
 from .laws import broken_laws, laws
 from .layout import BLOCK, Layout, round_up
-from .ops import RowOp
+from .ops import Drop, DropAnchor, RowOp, Trim
 from .prefixes import Prefixes
 from .pricing import Allocate, Rounding, exact
 from .reclaim import make_room, protected, shortage, tidy
@@ -100,6 +100,13 @@ class Ledger:
         """The orders since the last call, to be given to the device."""
         out, self._books.orders = tuple(self._books.orders), []
         return out
+
+    def abandon(self) -> tuple[RowOp, ...]:
+        """Orders that give back every buffer and state there is: these books are closed, and nobody reads on."""
+        gone = (*map(Drop, self.segments), *map(DropAnchor, self._books.states), Trim())
+        self.segments.clear()
+        self._books.states.clear()
+        return gone
 
     def audit(self) -> list[str]:
         """The conservation laws that do not hold, as sentences; empty when the books are right."""
@@ -241,7 +248,10 @@ class Ledger:
                 return shortage(books, BLOCK, source)
             leaf = books.allocate(at(source, start) if start else None, start, BLOCK)
             books.copy(source, leaf, start, stop, "fork")
-            leaf.live = not self.layout.recurrent
+            if self.layout.recurrent:
+                leaf.live = stop in source.anchors or (stop == source.frontier and books.anchor(source))
+                if leaf.live:
+                    books.give_state(source, stop, leaf)
         made = books.begin(name, leaf, old.salt, now, old.hint)
         books.rest(made)
         return made

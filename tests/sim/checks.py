@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 from onecopy.runtime.rows.ledger import Ledger
+from onecopy.runtime.rows.ops import Chain
 from onecopy.runtime.rows.prefixes import Node, Prefixes
-from onecopy.runtime.rows.segments import Segment, chain_tokens
+from onecopy.runtime.rows.segments import Segment, chain_tokens, links
 
 from tests.sim import model
 from tests.sim.laws import audit
@@ -73,13 +74,21 @@ def _check_record(world: World, engine: Any, key: bytes) -> None:
     tokens = [t for stored in chain for t in stored.tokens]
     if chain[0].start or sum(len(s.tokens) for s in chain) != chain[-1].start + len(chain[-1].tokens):
         return  # its beginning was given up: nobody can find it
-    first = model.first_rows(tokens, 0)
-    second, _ = model.second_rows(first, 0, 0)
-    start = chain[-1].start
+    first = model.first_rows(tokens, 0, world.kept.weights[chain[-1].fingerprint])
+    second, sums = model.second_rows(first, 0, 0)
+    start, tensors = chain[-1].start, chain[-1].tensors
     for layer, rows in enumerate((first, second)):
-        found = chain[-1].tensors.get(f"{layer}.k")
+        found = tensors.get(f"{layer}.k")
         if found is not None and not np.array_equal(found.reshape(-1), rows[start:]):
             world.violate(f"the record at row {start} on disk, layer {layer}, has other rows than its tokens")
+    entries = tensors.get("1.pooled")
+    if entries is not None:
+        low, high = start // model.RATIO * model.RATIO, len(tokens) // model.RATIO * model.RATIO
+        if not np.array_equal(entries.reshape(-1), model.pooled(second[low:high], low)):
+            world.violate(f"the record at row {start} on disk has other pooled entries than its rows")
+    state = tensors.get("0.state.0")
+    if state is not None and [int(x) for x in state] != [int(sums[-1]), len(tokens)]:
+        world.violate(f"the record at row {start} on disk has another state than its rows")
 
 
 def _nothing_runs(world: World, bank: Any) -> None:
@@ -119,13 +128,21 @@ def _rows(world: World, ledger: Ledger) -> None:
             )
             continue
         tokens = chain_tokens(s, s.frontier)
-        first = model.first_rows(tokens, 0)
-        second, _ = model.second_rows(first, 0, 0)
+        first = model.first_rows(tokens, 0, world.life.weights)
+        second, sums = model.second_rows(first, 0, 0)
         for layer, rows in enumerate((first, second)):
-            if not np.array_equal(found.rows(layer)[: len(s.tokens)], rows[s.start :]):
+            if found.layers[layer].arrays and not np.array_equal(found.rows(layer)[: len(s.tokens)], rows[s.start :]):
                 world.violate(f"rows of segment {s.id}, layer {layer}, are not those of its tokens")
         if world.scenario.layout == "qsa":
-            _pooled(world, s, found.layers[1].pooled, second)
+            _pooled(world, s, found.layers[1].entries, second)
+        if ledger.layout.recurrent and s.live and s.tip is not None:
+            _state(world, s, world.engine.pool.state(Chain(links(s, s.frontier), s.end)), int(sums[-1]))
+
+
+def _state(world: World, s: Segment, state: Any, total: int) -> None:
+    """A state that a turn may go on with is the one after all rows."""
+    if [int(x) for x in np.asarray(state[0])] != [total, s.frontier]:
+        world.violate(f"the state of segment {s.id} is not the one of its {s.frontier} rows")
 
 
 def _pooled(world: World, s: Segment, entries: model.Words, second: model.Words) -> None:

@@ -147,7 +147,8 @@ class Talker:
     # --- what must hold of an answer
 
     def _check(self, spec: TurnSpec, got: list[int], end: Any) -> None:
-        right = alone(self.world.scenario.layout, spec.tokens, spec.max_new, spec.sampling, spec.ignore_eos)
+        kind, weights = self.world.scenario.layout, self.world.life.weights
+        right = alone(kind, spec.tokens, spec.max_new, spec.sampling, spec.ignore_eos, weights)
         if tuple(got) != right.tokens[: len(got)]:
             at = next(i for i, (a, b) in enumerate(zip(got, [*right.tokens, None], strict=False)) if a != b)
             self.world.violate(f"{self.name}: token {at} of the answer differs from the same request alone")

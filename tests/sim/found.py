@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.sim.scenario import BASES, Client, Crash, Life, Rest, Say, Scenario, Store
 
 
@@ -50,3 +52,11 @@ CRASH_WHILE_RESTORING = plain(
 
 NO_BUFFER = plain(Client((say(300), say(20, keep=0.5), say(30))), fail_orders=(3,))
 """A fork's copy fails on the device: its rows, which were never copied, must not be read or found again."""
+
+STATES_LEFT = replace(
+    plain(Client((say(62, 20), Rest(5.0), say(30, 20), Rest(40.0), say(30, 20), Rest(5.0)))),
+    layout="recurrent",
+    crashes=(Crash("stager", 1, after=False),),
+    store=Store((Life(),)),
+)
+"""The stager goes down with a save of a recurrent state, and the bank with it: copies of states once stayed."""

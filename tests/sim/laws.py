@@ -25,7 +25,10 @@ def audit(ledger: Ledger) -> list[str]:
 
 
 def _totals(ledger: Ledger) -> Iterator[str]:
-    held = sum(ledger.layout.capacity_bytes(s.capacity) for s in ledger.segments.values())
+    state = ledger.layout.state_bytes
+    buffers = (ledger.layout.capacity_bytes(s.capacity) for s in ledger.segments.values())
+    held = sum(buffers) + state * sum(1 + len(s.anchors) for s in ledger.segments.values())
+    held += state * len(ledger._books.states)
     if held != ledger.used:
         yield f"{ledger.used} bytes are accounted for, the segments have {held}"
     if ledger.used > ledger.budget:

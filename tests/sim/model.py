@@ -1,8 +1,8 @@
 """A model whose next token is a hash of every row it can see, and the same answers computed by one request alone.
 
-Two or three layers. A row of the first depends on its token and position; a row of the second on all first-layer rows
-up to it, as a transformer's does; the answer on all rows of all layers. So one wrong, stale or foreign row changes
-the answer, and so does a right row in a wrong place.
+Two layers. A row of the first depends on its token and position; a row of the second on all first-layer rows up to it,
+as a transformer's does; the answer on all rows of both. So one wrong, stale or foreign row changes the answer, and so
+does a right row in a wrong place. In a recurrent model the first layer keeps no rows, but their sum so far as a state.
 """
 
 from __future__ import annotations
@@ -68,13 +68,18 @@ SLIDING = Layout(
         LayerLayout("window", (RowTensor("k", 1, 1, 8),), window=WINDOW),
     )
 )
-LAYOUTS = {"attention": ATTENTION, "qsa": QSA, "sliding": SLIDING}
+RECURRENT = Layout(
+    (LayerLayout("recurrent", anchor_bytes=16), LayerLayout("attention", (RowTensor("k", 1, 1, 8),))),
+)
+"""Its state: the sum over the first layer's rows so far, and how many they are."""
+
+LAYOUTS = {"attention": ATTENTION, "qsa": QSA, "sliding": SLIDING, "recurrent": RECURRENT}
 
 
-def first_rows(tokens: Sequence[int], start: int) -> Words:
-    """First-layer rows of tokens at positions `start`, `start + 1`, …"""
+def first_rows(tokens: Sequence[int], start: int, weights: int = 0) -> Words:
+    """First-layer rows of tokens at positions `start`, `start + 1`, … by a model with these weights."""
     n = len(tokens)
-    return scrambled(_TOKENS[np.asarray(tokens, np.int64)] + WEIGHTS[start : start + n])
+    return scrambled(_TOKENS[np.asarray(tokens, np.int64)] + WEIGHTS[start : start + n] + np.uint64(weights))
 
 
 def second_rows(first: Words, before: int, start: int) -> tuple[Words, Words]:
@@ -109,9 +114,10 @@ def counted(ids: Sequence[int], replies: Sequence[int]) -> int:
 class Alone:
     """One request on rows of its own: the reference. Rows live in plain arrays, without segments, chains or rounds."""
 
-    def __init__(self, kind: str, tokens: Sequence[int]) -> None:
+    def __init__(self, kind: str, tokens: Sequence[int], weights: int) -> None:
         self._kind = kind
-        first = first_rows(tokens, 0)
+        self._weights = weights
+        first = first_rows(tokens, 0, weights)
         second, sums = second_rows(first, 0, 0)
         self.length = len(tokens)
         self.first = int(sums[-1])
@@ -132,7 +138,7 @@ class Alone:
     def push(self, token: int) -> None:
         """The row of one more token."""
         at = self.length
-        row = scramble((int(_TOKENS[token]) + _WEIGHTS[at]) & _MASK)
+        row = scramble((int(_TOKENS[token]) + _WEIGHTS[at] + self._weights) & _MASK)
         self.first = (self.first + row * _WEIGHTS[at]) & _MASK
         self._second.append(scramble(self.first ^ _LAYER))
         self.length += 1
@@ -153,9 +159,11 @@ class Answer:
 
 
 @lru_cache(maxsize=4096)
-def alone(kind: str, tokens: tuple[int, ...], max_new: int, sampling: Sampling, ignore_eos: bool) -> Answer:
+def alone(
+    kind: str, tokens: tuple[int, ...], max_new: int, sampling: Sampling, ignore_eos: bool, weights: int = 0
+) -> Answer:
     """The whole reply to `tokens`, computed by itself."""
-    rows = Alone(kind, tokens)
+    rows = Alone(kind, tokens, weights)
     counts = TokenCounts.wanted(sampling, tokens)
     out: list[int] = []
     while True:

@@ -8,25 +8,27 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
-from onecopy.actors import running, session
+from onecopy.actors import lane, running, session
 from onecopy.actors.away import OnDisk
 from onecopy.actors.bank import Bank
 from onecopy.actors.disk_side import DiskSide
 from onecopy.actors.messages.lane import Cancel
 from onecopy.actors.rows_door import Filling
 from onecopy.actors.rows_store import RowsStore
+from onecopy.actors.system import System
 from onecopy.runtime.core import Mailbox
 from onecopy.runtime.decode import verify
 from onecopy.runtime.decode.drafts import Verdict
 from onecopy.runtime.rows import admission, reclaim
 from onecopy.runtime.rows.books import Books
-from onecopy.runtime.rows.ops import CopyRows, Link, ResizeLayer
+from onecopy.runtime.rows.ledger import Ledger
+from onecopy.runtime.rows.ops import CopyRows, Drop, Link, ResizeLayer, Trim
 from onecopy.runtime.rows.prefixes import Match, Prefixes
 from onecopy.runtime.rows.segments import Segment, links
 
 from tests.sim import engine
 from tests.sim.disk import SimFile
-from tests.sim.found import NO_BUFFER, leaves_while_restoring
+from tests.sim.found import NO_BUFFER, STATES_LEFT, leaves_while_restoring
 from tests.sim.run import Report, run_scenario
 from tests.sim.scenario import Crash, Scenario, scenario, stored
 
@@ -152,6 +154,46 @@ def _short_resize(op: Any) -> Any:
     return replace(op, keep=op.keep - 1) if isinstance(op, ResizeLayer) else op
 
 
+def _hold_comes_late() -> contextlib.AbstractContextManager[Any]:
+    """Holds count at admission, but not again when the resize is made."""
+    right = admission.execute
+
+    def cutting(books: Books, turn: int) -> str:
+        with _held_ignored():
+            return right(books, turn)
+
+    return mock.patch.object(admission, "execute", cutting)
+
+
+# --- recurrent states
+
+
+def _cut_keeps_state() -> contextlib.AbstractContextManager[Any]:
+    right = Books.cut
+
+    def cut(self: Books, s: Segment, stop: int) -> None:
+        live = s.live
+        right(self, s, stop)
+        s.live = live
+
+    return mock.patch.object(Books, "cut", cut)
+
+
+async def _never_put_right(self: Any, kept: Any) -> None:
+    return None
+
+
+def _only_segments(self: Ledger) -> Any:
+    gone = (*map(Drop, self.segments), Trim())
+    self.segments.clear()
+    return gone
+
+
+def _any_weights() -> contextlib.AbstractContextManager[Any]:
+    right = System._facts
+    return mock.patch.object(System, "_facts", lambda self: {**right(self), "weights": ""})
+
+
 # --- rounds
 
 
@@ -227,6 +269,29 @@ def _full(seed: int) -> Scenario:
     return replace(scenario(seed), mailbox=2)
 
 
+def _of(layout: str) -> Callable[[int], Scenario]:
+    return lambda seed: replace(scenario(seed), layout=layout)
+
+
+def _drafting(seed: int) -> Scenario:
+    return replace(scenario(seed), layout="recurrent", drafts=7)
+
+
+def _failing(seed: int) -> Scenario:
+    return replace(scenario(seed), layout="recurrent", fail_after=(3 + seed % 20,))
+
+
+def _fixing(seed: int) -> Scenario:
+    return replace(scenario(seed), drafts=3, fixed=1024, blocks=1000)
+
+
+def _reweighed(seed: int) -> Scenario:
+    drawn = stored(seed)
+    assert drawn.store is not None
+    lives = tuple(replace(life, weights=number, rival=False) for number, life in enumerate(drawn.store.lives))
+    return replace(drawn, store=replace(drawn.store, lives=lives))
+
+
 _all_keys_hold = patch(OnDisk, "upto", lambda self, rows: self)
 
 MUTANTS = (
@@ -264,6 +329,32 @@ MUTANTS = (
         patch(Bank, "_carry_out", lambda self, orders: self._apply(orders)),
         lambda seed: NO_BUFFER,
     ),
+    Mutant("hold comes late", "a resize cuts rows that are held since it was granted", _hold_comes_late, _fixing),
+    Mutant(
+        "cut keeps state",
+        "a state that has seen rows that were given up is gone on with",
+        _cut_keeps_state,
+        _of("recurrent"),
+    ),
+    Mutant(
+        "state not put right",
+        "a state that has seen rejected drafts is gone on with",
+        patch(lane.Lane, "_keep", _never_put_right),
+        _drafting,
+    ),
+    Mutant(
+        "doubt ignored",
+        "the state of a round that failed late is gone on with",
+        patch(Ledger, "doubt", lambda self, turn: None),
+        _failing,
+    ),
+    Mutant(
+        "states left behind",
+        "a bank that crashed leaves copies of states on the device",
+        patch(Ledger, "abandon", _only_segments),
+        lambda seed: STATES_LEFT,
+    ),
+    Mutant("any weights", "rows on disk serve whatever weights computed them", _any_weights, _reweighed),
     Mutant(
         "restore outlives lease",
         "rows from disk go on into a segment that somebody else has",

@@ -52,7 +52,6 @@ def run_seed(seed: int, change: Callable[[Scenario], Scenario] = lambda s: s) ->
 def run_scenario(chosen: Scenario) -> Report:
     """Runs a scenario, life after life, on a schedule drawn by its seed."""
     logging.disable(logging.CRITICAL)
-    install_drafter(chosen)
     previous = _run._ALLOW_DETERMINISTIC_SCHEDULING
     _run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
     _run._r.seed(chosen.seed)
@@ -127,6 +126,7 @@ def _clock() -> trio.testing.MockClock:
 
 
 def _run_world(world: World) -> None:
+    install_drafter(world)
     try:
         trio.run(_live, world, clock=_clock())
     except trio.TrioInternalError as error:
@@ -157,17 +157,22 @@ async def _die(world: World, scope: trio.CancelScope) -> None:
 
 
 async def _system(world: World) -> None:
+    async with trio.open_nursery() as outside:
+        await _supervised(world, outside)
+
+
+async def _supervised(world: World, outside: trio.Nursery) -> None:
+    """The system's life. outside: where clients are that are still there when it ends."""
     supervisor = world.system._supervisor
     try:
         async with supervisor:
             checks.check_disk(world)
-            await _clients(world)
-            if world.life.end != "stop":
-                await trio.sleep(world.life.lingers)
-                _go_off(world)
-            elif world.scenario.term is None:
-                await _rest(world)
-                checks.check_rest(world)
+            if world.life.term is not None:
+                outside.start_soon(_clients, world)
+                await _ticks(world.life.term)
+            else:
+                await _clients(world)
+                await _rested(world)
     except StoreUnusable as error:
         world.log("cannot start", error.message)
         if not (world.life.eio or world.life.enospc or world.scenario.store.capacity):
@@ -184,6 +189,16 @@ async def _system(world: World) -> None:
         ):
             world.violate("the system gave up without two crashes")
     checks.check_mailboxes(world, supervisor.statistics(), ended=True)
+
+
+async def _rested(world: World) -> None:
+    """What comes once all clients are done: rest and its checks, or the end at once."""
+    if world.life.end != "stop":
+        await trio.sleep(world.life.lingers)
+        _go_off(world)
+    elif world.scenario.term is None:
+        await _rest(world)
+        checks.check_rest(world)
 
 
 def _go_off(world: World) -> None:
@@ -211,8 +226,12 @@ async def _clients(world: World) -> None:
 
 
 async def _term(ticks: int, scope: trio.CancelScope) -> None:
-    for _ in range(ticks):
-        await trio.lowlevel.checkpoint()
-        if ticks % 7 == 0:
-            await trio.sleep(0.001)
+    await _ticks(ticks)
     scope.cancel()
+
+
+async def _ticks(n: int) -> None:
+    for _ in range(n):
+        await trio.lowlevel.checkpoint()
+        if n % 7 == 0:
+            await trio.sleep(0.001)

@@ -82,7 +82,8 @@ class Life:
 
     end: how it ends: "stop" in order, "kill" at once with the system's page cache intact, "cut" with the power: after
     `at` disk calls, or `lingers` seconds after its clients are done. Chances of faults are per disk call. rival:
-    another process has the directory.
+    another process has the directory. term: told to stop after so many scheduler ticks, with its clients still there.
+    weights: the model's; rows that other weights left on disk are nobody's rows.
     """
 
     clients: tuple[Client, ...] = ()
@@ -94,6 +95,8 @@ class Life:
     short: float = 0.0
     rate: float | None = None
     rival: bool = False
+    term: int | None = None
+    weights: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,10 @@ class Crash:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One run. blocks: the budget. term: stop the system after so many scheduler ticks; None lets clients finish."""
+    """One run. blocks: the budget. term: stop the system after so many scheduler ticks; None lets clients finish.
+
+    fixed: rows in multiples of which turns that draft want their buffers; 0 for any number.
+    """
 
     seed: int
     layout: str
@@ -134,6 +140,7 @@ class Scenario:
     term: int | None = None
     jumps: tuple[float, ...] = ()
     chunk: int = 2 * BLOCK
+    fixed: int = 0
     store: Store | None = None
 
     @property
@@ -147,7 +154,8 @@ class Scenario:
             or self.term is not None
             or self.mailbox < 64
         )
-        return not faults and (self.store is None or all(life.end != "cut" for life in self.store.lives))
+        lives = self.store.lives if self.store is not None else ()
+        return not faults and all(life.end != "cut" and life.term is None for life in lives)
 
 
 @dataclass(slots=True)
@@ -171,9 +179,8 @@ class Grammar:
             quota=r.choice((None, None, None, None, 400_000)),
             permit=r.choice((None, 4096, 20_000)),
         )
-        layout = "attention" if drawn.layout == "qsa" else drawn.layout
         crashes = tuple(replace(c, actor=r.choice(("bank", "lane", "stager", "rows store"))) for c in drawn.crashes)
-        return replace(drawn, layout=layout, term=None, crashes=crashes, mailbox=4096, store=store)
+        return replace(drawn, term=None, crashes=crashes, mailbox=4096, store=store)
 
     def life(self, number: int) -> Life:
         r = self.rng
@@ -189,6 +196,8 @@ class Grammar:
             short=0.3 * faulty * r.random(),
             rate=r.choice((None, None, 1e6, 3e4)),
             rival=r.random() < 0.06,
+            term=None if r.random() < 0.85 else r.randrange(1, 2000),
+            weights=1 if number and r.random() < 0.1 else 0,
         )
 
     def scenario(self) -> Scenario:
@@ -211,6 +220,7 @@ class Grammar:
             term=None if calm or r.random() < 0.85 else r.randrange(1, 2000),
             jumps=tuple(r.choice((-1e6, -60.0, 3600.0, 1e7)) for _ in range(r.random() < 0.05)),
             chunk=r.choice((BLOCK, 2 * BLOCK)),
+            fixed=r.choice((0, 0, BLOCK, 2 * BLOCK, 4 * BLOCK)),
         )
 
     def client(self) -> Client:

@@ -9,6 +9,8 @@ from tests.sim.run import Report, run_scenario
 from tests.sim.scenario import Branch, Client, Scenario, Step
 
 TRIES = 300
+PLAIN = {"term": None, "drafts": 0, "mailbox": 4096, "slow": 0.0, "fixed": 0, "blocks": 1000}
+"""What a scenario has without its faults and narrownesses."""
 
 
 def shrink(chosen: Scenario, tries: int = TRIES) -> tuple[Scenario, Report]:
@@ -41,9 +43,16 @@ def _smaller(s: Scenario) -> Iterator[Scenario]:
     for name in ("fail_run", "fail_after", "fail_orders", "crashes", "jumps"):
         if getattr(s, name):
             yield replace(s, **{name: ()})
-    for name, plain in (("term", None), ("drafts", 0), ("mailbox", 4096), ("slow", 0.0), ("blocks", 1000)):
+    for name, plain in PLAIN.items():
         if getattr(s, name) != plain:
             yield replace(s, **{name: plain})
+    if s.store is not None:
+        lives = s.store.lives
+        for n in range(1, len(lives)):
+            yield replace(s, store=replace(s.store, lives=lives[:n]))
+        calm = tuple(replace(life, eio=0.0, enospc=0.0, short=0.0, rate=None, term=None) for life in lives)
+        if calm != lives:
+            yield replace(s, store=replace(s.store, lives=calm))
     for i, client in enumerate(s.clients):
         for program in _shorter(client.program):
             yield replace(s, clients=(*s.clients[:i], replace(client, program=program), *s.clients[i + 1 :]))

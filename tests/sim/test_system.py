@@ -26,7 +26,7 @@ def test_no_seed_with_a_disk_breaks_a_promise(first: int) -> None:
         assert not report.broken, f"seed {seed} with a disk, trace {report.trace}: {report.broken}"
 
 
-@pytest.mark.parametrize("name", ["OVER_THE_EDGE", "NARROW", "CRASH_WHILE_RESTORING", "NO_BUFFER"])
+@pytest.mark.parametrize("name", ["OVER_THE_EDGE", "NARROW", "CRASH_WHILE_RESTORING", "NO_BUFFER", "STATES_LEFT"])
 def test_a_scenario_that_was_found_stays_right(name: str) -> None:
     assert run_scenario(getattr(found, name)).broken == []
 
@@ -65,7 +65,9 @@ def test_scenarios_reach_what_the_grammar_offers() -> None:
 
 def test_runs_reach_every_way_of_admission_and_every_end() -> None:
     said = {word for seed in range(300) for event in run_seed(seed).events for word in _words(event)}
-    assert {"fresh", "adopted", "extended", "forked", "short", "Finished", "LaneCrashed", "ActorStopped"} <= said
+    ways = {"fresh", "adopted", "extended", "forked", "resized", "copied", "eager", "short"}
+    assert ways <= said
+    assert {"Finished", "LaneCrashed", "ActorStopped"} <= said
 
 
 def _words(event: tuple[object, ...]) -> list[object]:

@@ -12,6 +12,7 @@ from onecopy.runtime.rows.caches import Strip
 from onecopy.runtime.rows.layout import round_up
 from onecopy.runtime.rows.ledger import Grant, Ledger, Shortage, Wanted
 from onecopy.runtime.rows.prefixes import END_SLACK
+from onecopy.runtime.rows.pricing import segment_bytes
 from onecopy.runtime.rows.segments import Segment, chain_tokens
 
 from tests.sim.laws import audit
@@ -26,10 +27,12 @@ def watch_bank(world: World, bank: Bank) -> None:
     admit, after_batch = ledger.admit, bank.after_batch
 
     def watched_admit(turn: int, wanted: Wanted, name: str, now: float) -> Grant | Shortage:
-        longest = longest_prefix(ledger, wanted)
+        longest, states = longest_prefix(ledger, wanted), resumable(ledger, wanted)
         before = snapshot(ledger)
         got = admit(turn, wanted, name, now)
         check_admission(world, ledger, wanted, longest, before, got)
+        if isinstance(got, Grant) and ledger.layout.recurrent and got.matched not in states:
+            world.violate(f"row {got.matched} is gone on from, where no state is")
         world.log("admit", turn, _said(got))
         return got
 
@@ -81,6 +84,18 @@ def longest_prefix(ledger: Ledger, wanted: Wanted) -> int:
     return best
 
 
+def resumable(ledger: Ledger, wanted: Wanted) -> set[int]:
+    """Where a turn of a recurrent model may go on: where a state stands or is kept behind rows of the prompt."""
+    found = {0}
+    for s in ledger.segments.values():
+        idle_end = {s.frontier} if s.live and s.tip is not None and s.lease is None else set()
+        for at in idle_end | set(s.anchors):
+            same = at < len(wanted.tokens) and chain_tokens(s, at) == list(wanted.tokens[:at])
+            if same and salt_of(ledger, s) == wanted.salt:
+                found.add(at)
+    return found
+
+
 def _indexed(ledger: Ledger, s: Segment) -> int:
     known = ledger._prefixes._edges.get(s)
     return sum(map(len, known[1])) // 4 if known else 0
@@ -120,15 +135,17 @@ def check_admission(
         if (
             not ledger.turns
             and not pinned
-            and ledger.layout.capacity_bytes(round_up(len(wanted.tokens) + 1)) <= ledger.budget
+            and segment_bytes(ledger.layout, round_up(len(wanted.tokens) + 1)) <= ledger.budget
         ):
             world.violate(f"a prompt of {len(wanted.tokens)} tokens is refused by an idle bank that has room for it")
         return
     if got.matched > longest:
         world.violate(f"{got.matched} rows are taken for matched, {longest} are the same")
-    if got.matched < longest - END_SLACK and got.how != "fresh":
+    if ledger.layout.recurrent:
+        pass  # it goes on from states alone, wherever prefixes end
+    elif got.matched < longest - END_SLACK and got.how != "fresh" and (got.how, got.matched) != ("eager", 0):
         world.violate(f"{got.matched} rows are matched ({got.how}), {longest} are there")
-    if got.matched < longest and got.how in ("forked", "adopted") and got.diverged != longest:
+    elif got.matched < longest and got.how in ("forked", "adopted") and got.diverged != longest:
         world.violate(f"the prompt diverges at {longest}, not at {got.diverged}")
     for leaf in got.lease.leaves:
         if leaf.segment in _read_by_others(ledger, got):

@@ -22,7 +22,7 @@ from onecopy.runtime.errors import ActorStopped, StoreUnusable
 from onecopy.runtime.seams.clock import VirtualClock
 from onecopy.runtime.seams.disk import Disk
 from onecopy.runtime.seams.rng import SeededRng
-from onecopy.runtime.store import Record
+from onecopy.runtime.store import Record, fingerprint
 
 from tests.sim import watch
 from tests.sim.device import DeviceFault, DeviceFaults, SimDevice
@@ -41,9 +41,13 @@ class SimCrash(Exception):
 
 @dataclass(slots=True)
 class Kept:
-    """What outlives a process. acked: records said to be durable, by key. histories: conversations with salts."""
+    """What outlives a process. acked: records said to be durable, by key. histories: conversations with salts.
+
+    weights: of the models that wrote here, by fingerprint.
+    """
 
     disk: SimDisk
+    weights: dict[bytes, int] = field(default_factory=dict)
     acked: dict[bytes, Record] = field(default_factory=dict)
     histories: list[tuple[bytes, tuple[int, ...]]] = field(default_factory=list)
     past: float = 0.0
@@ -72,7 +76,8 @@ class World:
             DeviceFaults(rng, scenario.slow, frozenset(scenario.fail_run), frozenset(scenario.fail_after))
         )
         # A block of one layer beside the budget is what a resize needs; the bank has to live with the budget alone.
-        self.engine = SimEngine(scenario.layout, 0, self.violate)
+        self.engine = SimEngine(scenario.layout, 0, self.violate, self.life.weights)
+        self.engine.fixed_rows = scenario.fixed
         self.engine.pool.budget = self.budget = scenario.blocks * self.engine.layout.block_bytes
         self.engine.pool.fail_orders = frozenset(scenario.fail_orders)
         self.engine.pool.strict = scenario.store is None
@@ -81,6 +86,7 @@ class World:
         if scenario.store is not None:
             options = replace(options, store=STORE, store_quota=scenario.store.quota)
         self.system = SimSystem(options, self)
+        self.kept.weights[fingerprint(self.system._facts())] = self.life.weights
 
     def log(self, *what: Any) -> None:
         self.events.append((round(trio.current_time(), 6), *what))
@@ -101,7 +107,14 @@ LOADED = SimpleNamespace(
     config={"vocab_size": VOCAB},
     digest="0",
     dtype="hash",
+    vocab_size=VOCAB,
+    text=None,
 )
+
+
+def loaded(weights: int) -> Any:
+    """The model with these weights."""
+    return SimpleNamespace(**{**vars(LOADED), "digest": str(weights)})
 
 
 class SimSystem(System):
@@ -110,7 +123,8 @@ class SimSystem(System):
     def __init__(self, options: Options, world: World) -> None:
         self._world = world
         rng, drafting = SeededRng(world.scenario.seed), Prices((1.0,) * (world.scenario.drafts + 1))
-        args: Any = (LOADED, world.engine, world.device, world.clock, rng, world.budget, world.disk, drafting)
+        model = loaded(world.life.weights)
+        args: Any = (model, world.engine, world.device, world.clock, rng, world.budget, world.disk, drafting)
         super().__init__(options, *args)
         self._supervisor._on_event = self._event
         for cell in self._supervisor._cells.values():
@@ -199,15 +213,15 @@ def sabotage(world: World, actor: Actor, at: dict[int, bool]) -> None:
 class SimDrafter:
     """Knows how a greedy reply goes on, but makes a mistake now and then, and stops knowing at a wrong token."""
 
-    def __init__(self, kind: str, width: int, tokens: list[int]) -> None:
-        self._kind, self._width, self._tokens = kind, width, list(tokens)
+    def __init__(self, kind: str, width: int, weights: int, tokens: list[int]) -> None:
+        self._kind, self._width, self._weights, self._tokens = kind, width, weights, list(tokens)
         self.stats = None
 
     def propose(self, limit: int) -> tuple[int, ...]:
         from onecopy.runtime.turn import Sampling
 
         n = min(limit, self._width)
-        good = alone(self._kind, tuple(self._tokens), n, Sampling(0, 0.0), True).tokens
+        good = alone(self._kind, tuple(self._tokens), n, Sampling(0, 0.0), True, self._weights).tokens
         at = sum(self._tokens[-4:]) % (n + 3)
         return tuple((t + 1) % VOCAB if i == at else t for i, t in enumerate(good))
 
@@ -224,6 +238,7 @@ class SimDrafter:
         del self._tokens[length:]
 
 
-def install_drafter(scenario: Scenario) -> None:
+def install_drafter(world: World) -> None:
     """Has every turn that may draft use the simulation's drafter, until the next call."""
-    running.drafter_for = lambda tokens, _: SimDrafter(scenario.layout, scenario.drafts, tokens)
+    kind, drafts, weights = world.scenario.layout, world.scenario.drafts, world.life.weights
+    running.drafter_for = lambda tokens, _: SimDrafter(kind, drafts, weights, list(tokens))
