@@ -132,6 +132,8 @@ class Asked:
         new = stop not in source.anchors
         if new and not self.books.anchor(source):
             return self._fork(None, 0)
+        self.price += self.books.layout.state_bytes if new else 0
+        self.peak += self.books.layout.state_bytes if new else 0
         got = self._fork(source, stop)
         if new and isinstance(got, Shortage):
             self.books.drop_anchor(source, stop)
@@ -181,13 +183,13 @@ class Asked:
             if rows is None and tip.end < self.prompt:
                 return shortage(self.books, least, tip)
         self.books.cut(tip, stop)
-        if self.books.layout.recurrent and self.books.anchor(tip):
-            self.books.thin(tip)
         leaves = [tip]
         if rows is not None:
             how = "extended" if how == "adopted" else how
             tip = self._merged(tip, self.books.size(rows))
             leaves = [tip, self._new_leaf(tip, tip.end, rows)]
+        if self.books.layout.recurrent:
+            self._anchor(tip)
         return self._lease(conversation, leaves, stop, how, diverged)
 
     def _merged(self, tip: Segment, beside: int) -> Segment:
@@ -276,6 +278,14 @@ class Asked:
         return self._lease(conversation, [leaf], stop, "copied", diverged)
 
     # --- steps
+
+    def _anchor(self, s: Segment) -> None:
+        """Keeps the state at a segment's frontier, in exchange for older ones of the same conversation."""
+        before = self.books.used
+        if self.books.anchor(s):
+            self.books.thin(s)
+        self.price += self.books.used - before
+        self.peak += max(0, self.books.used - before)
 
     def _new_leaf(self, parent: Segment | None, start: int, rows: int) -> Segment:
         self.price += self.books.size(rows)

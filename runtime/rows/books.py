@@ -147,14 +147,19 @@ class Books:
         """Keeps the state at a segment's frontier for turns that come back to there, if it is there and fits."""
         if s.frontier in s.anchors:
             return True
-        if not s.live or not s.tokens or self.available < self.layout.state_bytes:
+        there = s.live and s.lease is None and s.tokens
+        if not there or self.available < self.layout.state_bytes:
             return False
         s.anchors[s.frontier] = self._take_state(s)
         self._weighs(s, self.layout.state_bytes)
         return True
 
     def drop_anchor(self, s: Segment, position: int) -> None:
-        self.orders.append(DropAnchor(s.anchors.pop(position)))
+        anchor = s.anchors.pop(position)
+        if self.orders and self.orders[-1] == SaveAnchor(s.id, anchor):
+            self.orders.pop()  # nobody has seen it
+        else:
+            self.orders.append(DropAnchor(anchor))
         self._weighs(s, -self.layout.state_bytes)
 
     def thin(self, tip: Segment) -> None:

@@ -117,6 +117,8 @@ async def test_forks_and_an_edit_answer_as_if_nothing_had_been_kept(whole: Whole
     ]
     together = await whole.together(branches)
     assert [r.said for r in together] == [(await whole.cold(wanted)).said for wanted in branches]
+    assert [r.onecopy["how"] for r in together[:2]] == ["forked", "fresh"]
+    assert together[0].cached == first.prompt + len(first.tokens) - 1
 
 
 async def test_a_draft_copied_from_the_conversation_changes_no_token(whole: Whole) -> None:

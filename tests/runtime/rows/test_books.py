@@ -340,13 +340,22 @@ class Recurrent(House):
         self.pool.apply(self.ledger.take_orders())
         assert self.ledger.audit() == []
 
+    def child(self, tokens: list[int], hint: str) -> Grant:
+        """A whole turn of a client that names itself; its prompt is all it leaves."""
+        self.turn += 1
+        got = self.ledger.admit(self.turn, Wanted(tuple(tokens), 1, hint=hint), f"c{self.turn}", self.now)
+        assert isinstance(got, Grant)
+        self.settle()
+        self.finish(self.turn, tokens, tokens)
+        return got
+
 
 def test_a_recurrent_conversation_goes_on_where_its_state_stands() -> None:
     house = Recurrent()
     house.run(story(1, 300), story(2, 5))
     got = house.run(story(1, 300) + story(2, 5) + story(3, 20))
     assert (got.how, got.matched) == ("adopted", 304)
-    assert house.ledger.used == 2 * SIZE + 1000
+    assert house.ledger.used == 2 * SIZE + 2 * 1000
 
 
 def test_a_recurrent_prompt_that_leaves_anywhere_else_begins_again() -> None:
@@ -364,13 +373,60 @@ def test_undelivered_rows_leave_a_recurrent_state_past_the_end_so_it_is_not_used
     assert house.run([*story(1, 310), 5000]).matched == 0
 
 
-def test_a_recurrent_fork_without_a_state_of_its_own_is_not_resumed() -> None:
+@pytest.mark.parametrize(("stop", "matched"), [(None, 300), (300, 300), (299, 0), (0, 0)])
+def test_a_recurrent_fork_is_resumed_where_it_has_a_state_and_not_elsewhere(stop: int | None, matched: int) -> None:
     house = Recurrent()
     house.run(story(1, 300))
-    house.ledger.fork("c1", None, "child", 1.0)
+    house.ledger.fork("c1", stop, "child", 1.0)
     house.settle()
     house.ledger.forget("c1")
-    assert house.run([*story(1, 300), 7]).matched == 0
+    assert house.run([*story(1, 300), 7]).matched == matched
+
+
+def talk(house: Recurrent, turns: int) -> list[list[int]]:
+    """Turns of 100 new tokens and a reply of 50: the rows after each."""
+    rows, after = list[int](), list[list[int]]()
+    for k in range(turns):
+        rows = rows + story(2 * k, 100) + story(2 * k + 1, 50)
+        house.run(rows[:-50], rows[-50:])
+        after.append(rows)
+    return after
+
+
+def test_an_edit_of_a_late_message_goes_back_to_the_state_before_it() -> None:
+    house = Recurrent()
+    after = talk(house, 5)
+    found = [house.run([*rows, 5000]) for rows in reversed(after)]
+    assert [got.how for got in found] == ["adopted", "forked", "fresh", "fresh", "fresh"]
+    assert [got.matched for got in found[:2]] == [len(after[-1]) - 1, len(after[-2]) - 1]
+
+
+def test_children_of_a_recurrent_parent_share_its_rows_and_start_from_its_state() -> None:
+    house = Recurrent()
+    rows = story(1, 700)
+    house.child(rows, "parent")
+    before = house.ledger.used
+    for child in range(4):
+        got = house.child([*rows, 9000 + child], f"child {child}")
+        assert (got.how, got.matched) == ("forked", len(rows))
+    assert house.ledger.used <= before + 1000 + 4 * (2 * SIZE + 1000)
+
+
+def test_anchors_go_with_their_rows() -> None:
+    house = Recurrent()
+    talk(house, 4)
+    for name in list(house.ledger.conversations):
+        house.ledger.forget(name)
+    house.settle()
+    assert house.ledger.used == 0
+
+
+def test_states_are_not_kept_where_there_is_no_room_for_them() -> None:
+    house = Recurrent()
+    house.ledger = Ledger(house.ledger.layout, 2 * (SIZE + 1000))
+    after = talk(house, 2)
+    assert house.ledger.used <= house.ledger.budget
+    assert house.run([*after[-1], 7]).matched == len(after[-1]) - 1
 
 
 def test_a_recurrent_chain_is_never_merged() -> None:
