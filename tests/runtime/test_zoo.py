@@ -10,13 +10,15 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 from onecopy.runtime.errors import ModelLoadError
 from onecopy.runtime.rows.layout import BLOCK
+from onecopy.runtime.rows.ops import DropAnchor, LoadAnchor, SaveAnchor
+from onecopy.runtime.rows.transfer import read_rows, read_state, write_rows, write_state
 
 from tests.support.engines import Logits, Talk, opened, together
 from tests.support.tiny import tiny
 from tests.support.zoo import REFUSED, SERVED
 
 PROMPT = np.random.default_rng(0).integers(0, 128, 40).tolist()
-NEW = 24
+NEW, CUT = 24, 27
 
 
 def own_logits(model: Any) -> list[Logits]:
@@ -51,6 +53,7 @@ def test_a_served_architecture_answers_as_mlx_lm_does(kind: str) -> None:
     assert max(float(np.abs(a - b).max()) for a, b in zip(alone, own, strict=True)) < 1e-3 * scale
     if engine.exactness[0] == "exact":
         assert_company_changes_nothing(engine, alone)
+        assert_kept_rows_are_as_good_as_new_ones(engine, alone)
 
 
 def assert_company_changes_nothing(engine: Any, alone: list[Logits]) -> None:
@@ -63,6 +66,24 @@ def assert_company_changes_nothing(engine: Any, alone: list[Logits]) -> None:
         two = together([(ahead, [sequence[step + 1]]), (behind, [sequence[step]])])
         assert np.array_equal(two[0][0], alone[step + 1])
         assert np.array_equal(two[1][0], alone[step])
+
+
+def assert_kept_rows_are_as_good_as_new_ones(engine: Any, alone: list[Logits]) -> None:
+    """A fork, a rewind, and rows and states that were read out and written elsewhere, at a place inside the prompt."""
+    talk, anchor = Talk(engine, BLOCK), 9
+    talk.feed(PROMPT[:CUT])
+    engine.pool.apply((SaveAnchor(talk.leaf, anchor),))
+    fork, back = talk.fork(), Talk(engine, BLOCK)
+    rows = read_rows(engine.pool, talk.leaf, 0, CUT)
+    write_rows(engine.pool, back.leaf, 0, {key: array.copy() for key, array in rows.items()})
+    write_state(engine.pool, back.leaf, read_state(engine.pool, anchor))
+    back.position = CUT
+    talk.feed(PROMPT[:7])
+    engine.pool.apply((LoadAnchor(anchor, talk.leaf), LoadAnchor(anchor, fork.leaf), DropAnchor(anchor)))
+    talk.position = CUT
+    for other in (fork, talk, back):
+        assert np.array_equal(other.feed(PROMPT[CUT:])[-1], alone[0])
+        assert np.array_equal(other.feed(tokens(alone)[:1])[-1], alone[1])
 
 
 @pytest.mark.parametrize("kind", REFUSED)
