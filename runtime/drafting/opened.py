@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from onecopy.runtime.models.loaded import Loaded
 
+from .beside import load_beside
 from .device import DeviceDrafter
 from .mtp import MtpDrafter
 from .qwen3_5 import KINDS, Qwen35Head
 
 
-def drafter_for(loaded: Loaded) -> DeviceDrafter | None:
-    """The drafter that a checkpoint brings along, None when it brings none. Call it before the model is prepared.
+def drafter_for(loaded: Loaded, beside: str | None = None, context: int | None = None) -> DeviceDrafter | None:
+    """The drafter in directory `beside`, or that which a checkpoint brings along; None when there is neither.
 
-    A model that has more prediction layers than one is drafted for by copies only.
+    Call it before the model is prepared. context: positions served, the model's by default. A head of more than one
+    layer is left alone. ModelLoadError when the drafter does not fit the model.
     """
+    if beside is not None:
+        return load_beside(Path(beside), loaded, context or loaded.context)
     layers = {name.split(".")[1] for name in loaded.draft_head if name.startswith("layers.")}
     if type(loaded.model).__module__ in KINDS and layers == {"0"}:
         return MtpDrafter(Qwen35Head(loaded))

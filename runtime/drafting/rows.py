@@ -33,8 +33,7 @@ class HeadRows:
 
         together: every row sees all rows of its strip, not only those before it.
         """
-        now = RoundRows(strips, self._pool, self._tile, self._lanes)
-        now.together = together
+        now = RoundRows(strips, self._pool, self._tile, self._lanes, together)
         positions = now.positions()
         for cache in self._caches:
             cache.round, cache.positions = now, positions

@@ -89,9 +89,12 @@ class RoundRows:
     """One forward's strips, as positions, writes and readings. The flat batch has every strip's tokens in order.
 
     lanes: the streams that long strips are spread over. A short strip's work is less than waking another thread.
+    together: every row sees all rows of its strip, also later ones (a block that is filled at once).
     """
 
-    def __init__(self, strips: Sequence[Strip], pool: Pool, tile: RowTile, lanes: Sequence[Any]) -> None:
+    def __init__(
+        self, strips: Sequence[Strip], pool: Pool, tile: RowTile, lanes: Sequence[Any], together: bool = False
+    ) -> None:
         self.pool = pool
         self.tile = tile
         self.strips = tuple(strips)
@@ -100,7 +103,7 @@ class RoundRows:
         self.bounds = tuple(zip([0, *ends[:-1]], ends, strict=True))
         self.rows = ends[-1]
         self.writes = tuple(self._write(s, *bound) for s, bound in zip(strips, self.bounds, strict=True))
-        self.together = False
+        self.together = together
         self._readings: dict[tuple[int | None, int, int], Reading] = {}
 
     def positions(self) -> Array:
@@ -110,6 +113,10 @@ class RoundRows:
     def starts(self) -> Array:
         """The position `[strips]` of each strip's first token."""
         return mx.array(np.array([s.position for s in self.strips], dtype=np.int32))
+
+    def seen_by(self, s: Strip) -> Host:
+        """For each row of a strip, the last position that it sees: its own, or where rows see each other the last."""
+        return np.full(len(s.tokens), s.end - 1) if self.together else np.arange(s.position, s.end)
 
     def _write(self, s: Strip, start: int, stop: int) -> Write:
         segment = self.pool.segments[s.chain.leaf]
@@ -147,7 +154,7 @@ class RoundRows:
         step = min(round_up(-(-len(s.tokens) // lanes), 8), max(8, most // 8 * 8))
         for i in range(0, len(s.tokens), step):
             j = min(i + step, len(s.tokens))
-            queries = _positions(s.position + i, s.position + j, group, self.tile)
+            queries = _positions(self.seen_by(s)[i:j], group, self.tile)
             yield Unit(((at + i, at + j),), spans=tuple(self._spans(s, queries, window, j - i, heads)))
 
     def _spans(self, s: Strip, queries: Host, window: int | None, rows: int, heads: int) -> Iterable[Span]:
@@ -168,9 +175,9 @@ class RoundRows:
                 yield link.segment, a, b
 
 
-def _positions(first: int, stop: int, group: int, tile: RowTile) -> Host:
-    """Positions of the kept rows of queries `[first, stop)`: each for its group, the last one again for padding."""
-    real = np.repeat(np.arange(first, stop), group)
+def _positions(queries: Host, group: int, tile: RowTile) -> Host:
+    """Positions of the kept rows of queries: each for its group, the last one again for padding."""
+    real = np.repeat(queries, group)
     return np.pad(real, (0, tile.kept(len(real)) - len(real)), mode="edge")
 
 
@@ -217,7 +224,7 @@ class SheetMaker:
         self._bases: dict[tuple[int, int, int], tuple[int, int]] = {}
 
     def make(self, strips: Sequence[Strip]) -> Sheet:
-        queries = np.concatenate([np.repeat(np.arange(s.position, s.end), self._group) for s in strips])
+        queries = np.concatenate([np.repeat(self._round.seen_by(s), self._group) for s in strips])
         self._collect(strips)
         shapes: dict[tuple[int, int, int], list[tuple[int, int, int]]] = {}
         for key, rows in self._rows.items():
@@ -235,7 +242,7 @@ class SheetMaker:
         for s in strips:
             m = len(s.tokens) * self._group
             reads = []
-            for key in self._round.tiles(s, s.position, s.end, self._window):
+            for key in self._round.tiles(s, int(self._round.seen_by(s)[0]), s.end, self._window):
                 rows = self._rows.setdefault(key, [])
                 reads.append(_Read(key, len(rows), m))
                 rows += range(at, at + m)

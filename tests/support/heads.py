@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -36,4 +37,50 @@ def write_with_mtp(path: Path, seed: int = 11) -> Path:
     weights = mx.load(str(path / "model.safetensors")) | head
     mx.eval(weights)
     mx.save_safetensors(str(path / "model.safetensors"), weights)
+    return path
+
+
+def write_block_drafter(
+    path: Path,
+    *,
+    second: bool = False,
+    targets: tuple[int, ...] = (0, 1),
+    block: int = 6,
+    window: int | None = None,
+    seed: int = 5,
+    **config: Any,
+) -> Path:
+    """A random block drafter of two layers for a tiny target, of the first or the second version."""
+    from onecopy.runtime.drafting.beside import FIRST, SECOND, read_config
+    from onecopy.runtime.drafting.dflash import BlockModel
+
+    own: dict[str, Any] = {"mask_token_id": 7, "target_layer_ids": list(targets), "block_size": block}
+    if second:
+        own |= {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 8, "selector_top_k": 5}
+        own |= {"final_logit_softcapping": 20.0, "output_multiplier": 0.5}
+    kinds = ["full_attention", "sliding_attention"] if window else ["full_attention"] * 2
+    settings: dict[str, Any] = {
+        "architectures": [SECOND if second else FIRST],
+        "model_type": "qwen3",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 96,
+        "vocab_size": 320,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "is_causal": False,
+        "layer_types": kinds,
+        "sliding_window": window,
+        "dflash_config": own,
+        **config,
+    }
+    path.mkdir(parents=True, exist_ok=True)
+    mx.random.seed(seed)
+    made = tree_flatten(BlockModel(read_config(settings, path)).parameters())
+    weights = {name: 0.3 * mx.random.normal(p.shape) if p.ndim > 1 else p for name, p in made}
+    mx.save_safetensors(str(path / "model.safetensors"), weights)
+    (path / "config.json").write_text(json.dumps(settings))
     return path
