@@ -16,6 +16,7 @@ from .models import human, table
 from .terminal import busy
 
 if TYPE_CHECKING:
+    from onecopy.runtime.models import Loaded
     from onecopy.runtime.text.chat import ChatFormat
 
 LENGTHS = (1024, 4096, 16384, 65536)
@@ -80,6 +81,7 @@ def _look(model: str, memory: int | None) -> tuple[Facts, int]:
     from onecopy.actors.service import Options
     from onecopy.actors.system import rows_budget
     from onecopy.runtime import blas
+    from onecopy.runtime.drafting import drafter_for
     from onecopy.runtime.engine import Engine
     from onecopy.runtime.models import load, resolve
     from onecopy.runtime.seams.clock import RealClock
@@ -89,7 +91,8 @@ def _look(model: str, memory: int | None) -> tuple[Facts, int]:
     blas.install()
     source = resolve(model)
     loaded = load(model)
-    engine = Engine.open(loaded, context=loaded.context, stopwatch=RealClock().now)
+    drafter = drafter_for(loaded)
+    engine = Engine.open(loaded, context=loaded.context, stopwatch=RealClock().now, drafter=drafter)
     verdict, reasons = engine.exactness
     tokenizer, template = loaded.tokenizer, loaded.template
     chat = ChatFormat(tokenizer, template) if tokenizer is not None and template is not None else None
@@ -103,7 +106,7 @@ def _look(model: str, memory: int | None) -> tuple[Facts, int]:
         context=loaded.context,
         layout=engine.layout,
         exactness="; ".join((verdict, *reasons)),
-        drafts="from copies of the conversation" + (", or its own head" if _has_head(loaded.model) else ""),
+        drafts=_drafts(loaded, drafter is not None),
         tools=_tools(chat),
         thinking=_thinking(chat),
         text=loaded.text,
@@ -111,8 +114,12 @@ def _look(model: str, memory: int | None) -> tuple[Facts, int]:
     return facts, rows_budget(Options(model=model, memory=memory), RealMachine())
 
 
-def _has_head(model: Any) -> bool:
-    return getattr(model, "mtp", None) is not None
+def _drafts(loaded: Loaded, used: bool) -> str:
+    copies = "from copies of the conversation"
+    if used:
+        return f"{copies}, and by the prediction head of the checkpoint"
+    brought = loaded.draft_head or getattr(loaded.model, "mtp", None) is not None
+    return f"{copies}; the checkpoint's prediction head is not used" if brought else copies
 
 
 def _tools(chat: ChatFormat | None) -> str:

@@ -11,7 +11,7 @@ from onecopy.api.cli.models import human
 from onecopy.runtime.rows.layout import LayerLayout, Layout, RowTensor
 from onecopy.runtime.rows.pricing import conversation_bytes
 
-from tests.support.published import write_quantized
+from tests.support.published import write_published, write_quantized
 from tests.support.qwen4_tiny import write_served
 from tests.support.system import write_tiny
 
@@ -86,8 +86,14 @@ def test_an_indexed_model_is_inspected_too(tmp_path: Path, capsys: pytest.Captur
     found = dict(line.split("\t") for line in capsys.readouterr().out.splitlines())
     assert found["1 qsa layers"].endswith("i 1x32x4B a row, p 1x32x4B every 4 rows")
     assert found["exactness"] == "exact"
-    assert "copies of the conversation" in found["drafts"]
+    assert found["drafts"] == "from copies of the conversation"
     assert {"per row", "per anchor", "500 tokens", "largest prompt", "tools", "thinking"} <= set(found)
+
+
+def test_a_head_that_is_not_used_is_said_not_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["inspect", str(write_published(tmp_path / "p")), "--memory", "8GB"]) == 0
+    found = dict(line.split("\t") for line in capsys.readouterr().out.splitlines())
+    assert found["drafts"] == "from copies of the conversation; the checkpoint's prediction head is not used"
 
 
 def test_a_quantized_directory_without_a_tokenizer_says_both(
