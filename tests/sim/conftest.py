@@ -10,6 +10,6 @@ from onecopy.actors import running
 
 @pytest.fixture(autouse=True)
 def _real_drafter_afterwards() -> Iterator[None]:
-    real = running.NgramDrafter
+    real = running.drafter_for
     yield
-    running.NgramDrafter = real  # type: ignore[misc]
+    running.drafter_for = real  # type: ignore[misc]

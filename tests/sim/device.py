@@ -77,6 +77,11 @@ class SimDevice:
         if len(self._jobs) == 1 and not self.faults.slow:
             self.finish()
 
+    @property
+    def failing(self) -> bool:
+        """An order has failed, and no call has heard of it yet."""
+        return self._error is not None
+
     def finish(self) -> None:
         """Does everything that waits."""
         while self._jobs:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.sim.scenario import BASES, Client, Crash, Life, Rest, Say, Scenario, Store
+from onecopy.runtime.rows.layout import BLOCK
+
+from tests.sim.scenario import BASES, Branch, Client, Crash, Life, Rest, Say, Scenario, Store
 
 
 def say(n: int, max_new: int = 5, **rest: object) -> Say:
@@ -60,3 +62,17 @@ STATES_LEFT = replace(
     store=Store((Life(),)),
 )
 """The stager goes down with a save of a recurrent state, and the bank with it: copies of states once stayed."""
+
+
+def held_meanwhile(seed: int) -> Scenario:
+    """One goes back into a reply, which plans a resize; another goes on behind it and so holds its rows. Both wait for
+    memory behind a third, so that they are admitted in one batch of the bank's messages, in either order."""
+    back = Say(BASES[1][:9], 5, 1, keep=505 / 699.5, ignore_eos=True)
+    reads = Say(BASES[1][:9], 400, 1, keep=0.5, ignore_eos=True, slow=0.05)
+    all_three = Branch(((reads,), (Rest(3.0), back), (Rest(3.0), say(20))))
+    talks = Client((say(500, 200), Rest(50.0), all_three))
+    fills = Client((say(1100, 300),), begins=54.0, base=(1, 1100))
+    more = Client((say(250, 300),), begins=54.0, salt=b"more")
+    waits = Client((say(700),), begins=54.2, base=(1, 1100), salt=b"other")
+    made = plain(talks, fills, more, waits, fixed=2 * BLOCK, drafts=1, slow=0.1)
+    return replace(made, seed=seed, blocks=18)

@@ -28,7 +28,7 @@ from onecopy.runtime.rows.segments import Segment, links
 
 from tests.sim import engine
 from tests.sim.disk import SimFile
-from tests.sim.found import NO_BUFFER, STATES_LEFT, leaves_while_restoring
+from tests.sim.found import NO_BUFFER, STATES_LEFT, held_meanwhile, leaves_while_restoring
 from tests.sim.run import Report, run_scenario
 from tests.sim.scenario import Crash, Scenario, scenario, stored
 
@@ -281,10 +281,6 @@ def _failing(seed: int) -> Scenario:
     return replace(scenario(seed), layout="recurrent", fail_after=(3 + seed % 20,))
 
 
-def _fixing(seed: int) -> Scenario:
-    return replace(scenario(seed), drafts=3, fixed=1024, blocks=1000)
-
-
 def _reweighed(seed: int) -> Scenario:
     drawn = stored(seed)
     assert drawn.store is not None
@@ -329,7 +325,9 @@ MUTANTS = (
         patch(Bank, "_carry_out", lambda self, orders: self._apply(orders)),
         lambda seed: NO_BUFFER,
     ),
-    Mutant("hold comes late", "a resize cuts rows that are held since it was granted", _hold_comes_late, _fixing),
+    Mutant(
+        "hold comes late", "a resize cuts rows that are held since it was granted", _hold_comes_late, held_meanwhile
+    ),
     Mutant(
         "cut keeps state",
         "a state that has seen rows that were given up is gone on with",

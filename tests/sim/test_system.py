@@ -41,6 +41,15 @@ def test_a_client_may_leave_at_any_moment_of_a_restore() -> None:
         assert run_scenario(found.leaves_while_restoring(0.02 * step)).broken == []
 
 
+def test_a_hold_and_a_resize_in_one_batch_of_messages_are_both_right_in_either_order() -> None:
+    said = set()
+    for seed in range(30):
+        report = run_scenario(found.held_meanwhile(seed))
+        assert report.broken == []
+        said |= {word for event in report.events for word in _words(event)}
+    assert {"resized", "executed eager", "eager"} <= said
+
+
 def test_one_seed_is_one_trace() -> None:
     for chosen in (scenario(1), scenario(3), stored(2), stored(5)):
         first, again = run_scenario(chosen), run_scenario(chosen)

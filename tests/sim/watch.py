@@ -11,6 +11,7 @@ from onecopy.runtime.core import Ref
 from onecopy.runtime.rows.caches import Strip
 from onecopy.runtime.rows.layout import round_up
 from onecopy.runtime.rows.ledger import Grant, Ledger, Shortage, Wanted
+from onecopy.runtime.rows.ops import SaveAnchor
 from onecopy.runtime.rows.prefixes import END_SLACK
 from onecopy.runtime.rows.pricing import segment_bytes
 from onecopy.runtime.rows.segments import Segment, chain_tokens
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 def watch_bank(world: World, bank: Bank) -> None:
     """Checks the ledger of a new bank at every admission and after every batch, and rows before they are written."""
     ledger = bank._ledger
-    admit, after_batch = ledger.admit, bank.after_batch
+    admit, executed, after_batch = ledger.admit, ledger.executed, bank.after_batch
 
     def watched_admit(turn: int, wanted: Wanted, name: str, now: float) -> Grant | Shortage:
         longest, states = longest_prefix(ledger, wanted), resumable(ledger, wanted)
@@ -34,6 +35,12 @@ def watch_bank(world: World, bank: Bank) -> None:
         if isinstance(got, Grant) and ledger.layout.recurrent and got.matched not in states:
             world.violate(f"row {got.matched} is gone on from, where no state is")
         world.log("admit", turn, _said(got))
+        return got
+
+    def watched_executed(grant: Grant) -> Grant:
+        got = executed(grant)
+        if got is not grant:
+            world.log("bank", f"executed {got.how}")
         return got
 
     async def watched_batch() -> None:
@@ -53,6 +60,7 @@ def watch_bank(world: World, bank: Bank) -> None:
             world.violate(f"rows are written to segment {s.id}, which nobody has leased")
 
     ledger.admit = watched_admit  # type: ignore[method-assign]
+    ledger.executed = watched_executed  # type: ignore[method-assign]
     bank.after_batch = watched_batch  # type: ignore[method-assign]
     world.engine.may_write = may_write
     restoring: Any = getattr(bank._disk, "_restoring", None)
@@ -120,9 +128,11 @@ def _common(a: list[int], b: tuple[int, ...]) -> int:
 
 
 def snapshot(ledger: Ledger) -> tuple[Any, ...]:
-    """What a refusal must leave as it was."""
+    """What a refusal must leave as it was. It may have begun saves, which take copies of recurrent states."""
     rows = tuple((s.id, s.frontier, s.capacity, s.lease, s.tip) for s in ledger.segments.values())
-    return rows, ledger.used, len(ledger.orders), tuple(ledger.conversations)
+    taken = ledger._books.states
+    orders = tuple(op for op in ledger.orders if not (isinstance(op, SaveAnchor) and op.anchor in taken))
+    return rows, ledger.used - ledger.layout.state_bytes * len(taken), orders, tuple(ledger.conversations)
 
 
 def check_admission(
