@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import mlx.core as mx
@@ -186,6 +186,10 @@ LAYER = st.one_of(
     st.tuples(st.lists(TENSOR, min_size=1, max_size=3), TENSOR, st.sampled_from([2, 4, 16, 64])).map(
         lambda x: LayerLayout("qsa", _named(x[0], "k"), _named([x[1]], "p"), x[2])
     ),
+    st.tuples(st.lists(TENSOR, min_size=1, max_size=2), st.integers(1, 4096)).map(
+        lambda x: LayerLayout("window", _named(x[0], "k"), window=x[1])
+    ),
+    st.integers(1, 20_000).map(lambda n: LayerLayout("recurrent", anchor_bytes=4 * n)),
 )
 LAYOUT = st.lists(LAYER, min_size=1, max_size=4).map(lambda layers: Layout(tuple(layers)))
 BLOCKS = st.integers(1, 8)
@@ -210,23 +214,44 @@ def measured(pool: QsaPool, *orders: ops.RowOp) -> tuple[int, int]:
     return max(0, mx.get_peak_memory() - before), mx.get_active_memory() - before
 
 
-def pool_of(layout: Layout, rows: int) -> QsaPool:
-    """A pool with segment 1 of so many rows."""
-    pool = QsaPool(layout)
-    pool.apply((ops.Allocate(1, 0, rows),))
+def pool_with(layout: Layout, capacities: Sequence[int]) -> QsaPool:
+    """A pool with segments 1, 2, … of so many rows, one behind the other, each with its states."""
+    pool, start = QsaPool(layout), 0
+    for segment, rows in enumerate(capacities, 1):
+        pool.apply((ops.Allocate(segment, start, rows),))
+        settle_states(pool, segment)
+        start += rows
     return pool
+
+
+def settle_states(pool: QsaPool, segment: int) -> None:
+    """What the first round over a segment leaves in it: the states of its recurrent layers."""
+    for kept, layer in zip(pool.layout.layers, pool.segments[segment].layers, strict=True):
+        if kept.anchor_bytes:
+            layer.state = (mx.zeros(kept.anchor_bytes // 4),)
+    mx.eval(pool.segments[segment].flat())
+
+
+def run_with_states(pool: QsaPool, orders: Sequence[ops.RowOp], *segments: int) -> tuple[int, int]:
+    """Peak and lasting bytes of orders and of the states that come into new segments."""
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    pool.apply(tuple(orders))
+    for segment in segments:
+        settle_states(pool, segment)
+    return max(0, mx.get_peak_memory() - before), mx.get_active_memory() - before
 
 
 def within(price: int | None, peak: int, layout: Layout) -> bool:
     assert price is not None
-    return peak <= price <= 1.02 * peak + layout.block_bytes
+    return peak <= price <= 1.02 * peak + max(layout.block_bytes, FILL)
 
 
 @settings(max_examples=60, deadline=None)
 @given(LAYOUT, BLOCKS)
 def test_an_allocation_costs_its_bill(layout: Layout, blocks: int) -> None:
     with uncached():
-        peak, held = measured(QsaPool(layout), ops.Allocate(1, 0, blocks * BLOCK))
+        peak, held = run_with_states(QsaPool(layout), [ops.Allocate(1, 0, blocks * BLOCK)], 1)
     assert within(bill(layout, Allocate(blocks * BLOCK)), peak, layout)
     assert held == segment_bytes(layout, blocks * BLOCK) == gain(layout, Allocate(blocks * BLOCK))
 
@@ -235,7 +260,7 @@ def resized(layout: Layout, have: int, want: int, frontier: int) -> None:
     way = Resize(have, want, frontier)
     orders = (ops.ResizeLayer(1, i, want, frontier) for i in range(len(layout.layers)))
     with uncached():
-        peak, held = measured(pool_of(layout, have), *orders)
+        peak, held = measured(pool_with(layout, [have]), *orders)
     assert within(bill(layout, way), peak, layout)
     assert held == gain(layout, way)
 
@@ -256,9 +281,43 @@ def test_a_copy_costs_its_bill(layout: Layout, blocks: int, written: int) -> Non
     rows = blocks * BLOCK
     frontier = min(written, rows - 1)
     with uncached():
-        peak, held = measured(pool_of(layout, rows), ops.Allocate(2, 0, rows), ops.CopyRows(1, 2, 0, frontier))
+        orders = [ops.Allocate(2, 0, rows), ops.CopyRows(1, 2, 0, frontier)]
+        peak, held = run_with_states(pool_with(layout, [rows]), orders, 2)
     assert within(bill(layout, Copy(frontier, rows)), peak, layout)
     assert held == gain(layout, Copy(frontier, rows))
+
+
+@settings(max_examples=60, deadline=None)
+@given(LAYOUT, st.integers(1, 4), st.integers(1, 4), st.integers(0, BLOCK - 1))
+def test_a_fork_costs_its_bill(layout: Layout, parent: int, leaf: int, tail: int) -> None:
+    start, rows = (parent - 1) * BLOCK, leaf * BLOCK
+    copied = [ops.CopyRows(1, 2, start, start + tail)] if tail else []
+    with uncached():
+        peak, held = run_with_states(pool_with(layout, [parent * BLOCK]), [ops.Allocate(2, start, rows), *copied], 2)
+    assert within(bill(layout, Fork(tail, rows)), peak, layout)
+    assert held == gain(layout, Fork(tail, rows))
+
+
+@settings(max_examples=60, deadline=None)
+@given(LAYOUT, st.lists(st.integers(1, 3), min_size=2, max_size=4), st.integers(1, BLOCK))
+def test_a_merge_costs_its_bill_and_gives_the_joined_segments_back(
+    layout: Layout, blocks: list[int], short: int
+) -> None:
+    have = [n * BLOCK for n in blocks]
+    rows, written = sum(have), sum(have) - short
+    stops = [sum(have[: i + 1]) for i in range(len(have) - 1)] + [written]
+    starts = [0, *stops[:-1]]
+    made = len(have) + 1
+    copies = [ops.CopyRows(i, made, a, b) for i, (a, b) in enumerate(zip(starts, stops, strict=True), 1) if a < b]
+    way = Merge(tuple(have), written, rows)
+    with uncached():
+        pool = pool_with(layout, have)
+        peak, _ = run_with_states(pool, [ops.Allocate(made, 0, rows), *copies], made)
+        assert within(bill(layout, way), peak, layout)
+        before = mx.get_active_memory()
+        pool.apply(tuple(map(ops.Drop, range(1, made))))
+        given_back = before - mx.get_active_memory()
+    assert segment_bytes(layout, rows) - given_back == gain(layout, way)
 
 
 @settings(max_examples=60, deadline=None)
