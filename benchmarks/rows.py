@@ -1,15 +1,17 @@
-"""Rows by themselves: what the bank's operations cost, what a long conversation holds, what forks add.
+"""Rows: what the bank's operations cost, what a long conversation holds, what forks add; and mlx-lm's prompt cache.
 
     python -m benchmarks.rows [--quick]
 
-No model runs: rows are reserved, committed and released as a bank and a lane would, over real buffers where memory is
-measured. Bars: resident bytes at most 1.02 times the rows' bytes and one block a segment; forks at most their parent,
-their own tails and 5 %; a resize at most what it gains and one layer.
+First without a model: rows are reserved, committed and released as a bank and a lane would, over real buffers where
+memory is measured. Then with one, beside mlx-lm's prompt cache doing the same work. Bars: resident bytes at most 1.02
+times the rows' bytes and one block a segment; forks at most their parent, their own tails and 5 %, and 16 of them at
+least 4 times as fast together as one stream; a resize at most what it gains and one layer.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +21,8 @@ from onecopy.runtime.rows.buffers import Pool
 from onecopy.runtime.rows.layout import BLOCK, LayerLayout, Layout, RowTensor, round_up
 from onecopy.runtime.rows.ledger import Grant, Ledger, Shortage, Wanted
 
-from .common import Report, flags, median, mib, ratio, sized
+from .common import Report, Table, flags, median, mib, model_of, ratio, sized
+from .kept import PromptCache, Rows, Side
 
 REPEAT = 30
 WORDS = 50_000
@@ -228,6 +231,102 @@ def resized(have: int, want: int, rows: int) -> int:
     return mx.get_peak_memory() - before
 
 
+# --- beside mlx-lm's prompt cache
+
+
+def beside(report: Report, options: argparse.Namespace, model: str) -> None:
+    """The same work on both sides, one side after the other."""
+    columns = ("side", "turns", "rows", "rows MiB", "held MiB", "held / rows")
+    turns = report.table("Turns of one conversation, at rest", *columns)
+    columns = ("side", "session", "seconds", "peak MiB", "held MiB")
+    sessions = report.table("Sessions that begin beside a long one", *columns)
+    columns = ("side", "forks", "held MiB", "fair MiB", "held / fair", "ms a fork", "tokens/s together", "times one")
+    note = "fair: the parent's rows and each fork's own blocks. mlx-lm joins the caches of a batch into one more copy"
+    forked = report.table("Forks of one parent, decoding together", *columns, note=note)
+    long = sized(options, full=4_000, quick=2_000, smoke=600)
+    for make in (Rows, PromptCache):
+        side = make(model, 2 * long + 8_192)
+        talked(report, turns, side, sized(options, full=50, quick=20, smoke=4))
+        began(sessions, side, long)
+        counts = sized(options, full=(1, 4, 16, 64), quick=(1, 4, 16), smoke=(1, 2))
+        branched(report, forked, side, counts, long, sized(options, full=32, quick=16, smoke=4))
+        del side
+
+
+def words(seed: int, n: int) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(2, 250) for _ in range(n)]
+
+
+def held() -> int:
+    gc.collect()
+    mx.clear_cache()
+    return int(mx.get_active_memory())
+
+
+def talked(report: Report, table: Table, side: Side, turns: int) -> None:
+    """Turns of 60 tokens and a reply of 12: what is held at rest after each, over what the rows are."""
+    before = held()
+    talk, rows, worst = side.start(words(1, 300)), 300, 0.0
+    for n in range(1, turns + 1):
+        talk = side.go_on(talk, words(n, 60), 12)
+        side.rest()
+        rows += 72
+        now, size = held() - before, (rows - 1) * side.row_bytes
+        if isinstance(side, Rows):
+            worst = max(worst, now / (1.02 * size + len(side.ledger.segments) * side.layout.block_bytes))
+        if n in (1, turns):
+            table.add(side.name, n, rows - 1, mib(size), mib(now), now / size)
+    if isinstance(side, Rows):
+        what = "resident bytes over turns of the model, against 1.02 x rows and a block a segment"
+        report.bar(what, worst, "at most", 1.0)
+    side.drop([])
+    del talk
+
+
+def began(table: Table, side: Side, long: int) -> None:
+    """A session of its own and one that shares half of the long one: seconds, peak and bytes held for it."""
+    side.drop([side.branch(side.start(words(6, 300)), words(7, 40), 4)])  # what the first call makes for good
+    parent = side.start(words(2, long))
+    for what, tokens in (("of its own", None), ("that goes on from the long one", words(3, 40))):
+        before = held()
+        mx.reset_peak_memory()
+        begun = time.perf_counter()
+        talk = side.start(words(4, 300)) if tokens is None else side.branch(parent, tokens, 16)
+        took = time.perf_counter() - begun
+        peak = mx.get_peak_memory() - before
+        table.add(side.name, what, took, mib(peak), mib(held() - before))
+        if tokens is not None:
+            side.drop([talk])
+        del talk
+    side.drop([])
+    del parent
+
+
+def branched(report: Report, table: Table, side: Side, counts: Sequence[int], parent: int, tokens: int) -> None:
+    """Forks of one parent, each with a message of its own, all decoding at once."""
+    alone = None
+    for n in counts:
+        before = held()
+        talk = side.start(words(5, parent))
+        begun = time.perf_counter()
+        forks = [side.branch(talk, words(100 + k, TAIL), tokens + 8) for k in range(n)]
+        each = (time.perf_counter() - begun) / n
+        now = held() - before
+        speed = n * tokens / side.decode(forks, tokens)
+        alone = alone or speed
+        own = round_up(parent % BLOCK + TAIL + tokens + 8)
+        fair = (round_up(parent) + n * own) * side.row_bytes
+        table.add(side.name, n, mib(now), mib(fair), now / fair, each * 1e3, speed, speed / alone)
+        if isinstance(side, Rows):
+            what = f"memory of {n} forks of the model, against their parent and own tails"
+            report.bar(what, now / fair, "at most", 1.05)
+            if n == 16:
+                report.bar("16 forks decoding together, against one stream", speed / alone, "at least", 4.0)
+        side.drop(forks)
+        del talk, forks
+
+
 def main(argv: list[str] | None = None) -> None:
     options: argparse.Namespace = flags(__doc__).parse_args(argv)
     report = Report("rows", options)
@@ -236,6 +335,8 @@ def main(argv: list[str] | None = None) -> None:
     parent = sized(options, full=4_000, quick=4_000, smoke=600)
     forks(report, sized(options, full=(1, 4, 16, 64), quick=(1, 4, 16), smoke=(1, 2)), parent)
     resizes(report, sized(options, full=32, quick=16, smoke=4))
+    with model_of(options) as model:
+        beside(report, options, model)
     report.finish()
 
 

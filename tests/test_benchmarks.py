@@ -82,6 +82,15 @@ def test_no_request_of_a_session_with_subagents_fails(tmp_path: Path) -> None:
     assert {bar["what"] for bar in found["bars"]} == {"failed requests of ours", "refused after a burst"}
 
 
+def test_rows_are_measured_beside_mlx_lms_prompt_cache(tmp_path: Path) -> None:
+    found = smoke("rows", tmp_path)
+    turns, sessions, forks = found["tables"][-3:]
+    for table in (turns, sessions, forks):
+        assert set(column(table, "side")) == {"onecopy", "mlx-lm"}
+    assert {row[1] for row in forks["rows"] if row[0] == "onecopy"} == {1, 2}
+    assert all(value > 0 for value in column(forks, "tokens/s together"))
+
+
 def test_rows_come_back_from_disk_and_are_written_once(tmp_path: Path) -> None:
     restore, written, gaps, restart = smoke("store", tmp_path)["tables"]
     assert column(restore, "tokens") == [512]
