@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from onecopy.runtime.seams.pages import ask_for_large_pages
+
 from .common import HERE, Report, flags, median, model_of, ratio, sized
 
 WAYS = ("ours", "fast", "mlx-lm", "stock")
@@ -104,6 +106,8 @@ class Worker:
 
 
 def work(way: str, model: str) -> None:
+    if way in ("ours", "fast"):
+        ask_for_large_pages()  # as `onecopy serve` does
     if way != "stock":
         from onecopy.runtime import blas
 

@@ -30,7 +30,7 @@ STOP = 30.0
 OURS = "onecopy"
 ALIVE = {"llama.cpp": "/v1/models"}
 """Where a server says that it serves; /health unless named here."""
-CLI = "import sys; from onecopy.api.cli import main; sys.exit(main())"
+CLI = "from onecopy.api.cli import entry; entry()"
 
 
 @dataclass(slots=True)

@@ -26,6 +26,7 @@ from onecopy.actors.service import Options
 from onecopy.actors.system import System
 from onecopy.runtime.rows.layout import BLOCK
 from onecopy.runtime.seams.disk import Readable, StrPath
+from onecopy.runtime.seams.pages import ask_for_large_pages
 from onecopy.runtime.seams.real_disk import RealDisk, RealFile
 from onecopy.runtime.turn import Finished, Sampling, Started, Text, TurnSpec
 
@@ -58,6 +59,8 @@ def main(argv: list[str] | None = None) -> None:
     parser = flags(__doc__)
     parser.add_argument("--conversations", type=int, help="on disk when the restart is timed (200)")
     options = parser.parse_args(argv)
+    if argv is None:
+        ask_for_large_pages()  # as `onecopy serve` does
     report = Report("store", options)
     sizes: Sizes = sized(options, full=FULL, quick=QUICK, smoke=SMOKE)
     with model_of(options) as model:

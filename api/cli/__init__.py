@@ -20,11 +20,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from onecopy.runtime.errors import OnecopyError, StartupError
+from onecopy.runtime.seams.pages import ask_for_large_pages
 
-__all__ = ["COMMANDS", "Command", "main", "offered"]
+__all__ = ["COMMANDS", "Command", "entry", "main", "offered"]
 
 Run = Callable[[argparse.Namespace], int]
 
@@ -47,6 +48,12 @@ COMMANDS: dict[str, Command] = {
     "bench": Command("bench", "add_bench_command", "measure a model on this machine"),
     "store": Command("store", "add_store_commands", "look after the rows kept on disk"),
 }
+
+
+def entry() -> NoReturn:
+    """The program `onecopy`: a process whose memory comes in large pages where the system has them, then `main`."""
+    ask_for_large_pages()
+    sys.exit(main())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
