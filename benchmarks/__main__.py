@@ -18,7 +18,7 @@ from .common import RESULTS, console
 from .peers import ROOT
 
 DRAFTS = "import sys; from onecopy.api.cli import main; sys.exit(main())"
-SCRIPTS = ("internals", "openai", "concurrent", "store", "cache", "fairness", "agents", "drafts")
+SCRIPTS = ("internals", "openai", "concurrent", "store", "cache", "fairness", "agents", "drafts", "rows")
 """In the order of what should not be left out."""
 LEAST = 5.0
 """Seconds below which no script is begun."""

@@ -66,10 +66,10 @@ def _stale_pooled() -> contextlib.AbstractContextManager[Any]:
     right = engine.SimPool.pool
 
     def stale(self: Any, s: Any, a: int, b: int) -> None:
-        before = [layer.pooled.copy() for layer in s.layers]
+        before = [layer.entries.copy() for layer in s.layers]
         right(self, s, a, b)
         for layer, old in zip(s.layers, before, strict=True):
-            layer.pooled[: len(old)] = [o if o != engine.GARBAGE else n for o, n in zip(old, layer.pooled, strict=True)]
+            layer.entries[:] = [o if o != engine.GARBAGE else n for o, n in zip(old, layer.entries, strict=True)]
 
     return mock.patch.object(engine.SimPool, "pool", stale)
 
@@ -107,7 +107,7 @@ def _off_by_one(by: int) -> Plant:
 
     def wrong(self: Prefixes, tokens: Any, limit: int, salt: bytes) -> Match:
         found = right(self, tokens, limit, salt)
-        return replace(found, length=found.length + by, ends=()) if 1 < found.length < limit else found
+        return replace(found, length=max(1, found.length + by), ends=()) if 1 < found.length < limit else found
 
     return patch(Prefixes, "longest", wrong)
 
@@ -206,8 +206,8 @@ def _row_too_many() -> contextlib.AbstractContextManager[Any]:
     right = running.Running.decoded
 
     def wrong(self: Any, picks: Any) -> Any:
-        rows, kept, end = right(self, picks)
-        return (*rows, kept[-1].token), kept, end
+        brought = right(self, picks)
+        return replace(brought, rows=(*brought.rows, brought.picks[-1].token))
 
     return mock.patch.object(running.Running, "decoded", wrong)
 
@@ -297,7 +297,7 @@ MUTANTS = (
     Mutant("ack before durable", "answers do not wait for the commit", _early_answer, stored),
     Mutant("view kept alive", "a view of a live buffer survives its round", _view_alive),
     Mutant("match one too long", "a row is taken that was never computed for these tokens", _off_by_one(1)),
-    Mutant("match too short", "rows that are there are computed again", _off_by_one(-70)),
+    Mutant("match too short", "rows that are there are computed again", _off_by_one(-70), _of("attention")),
     Mutant("salt ignored", "one key's rows serve another key", _salt_ignored),
     Mutant("short fork", "a copy leaves its last row behind", _orders(_short_copy)),
     Mutant("short trim", "giving slack back loses the last row", _orders(_short_resize)),

@@ -204,6 +204,7 @@ class Grammar:
         r = self.rng
         calm = r.random() < 0.5
         clients = tuple(self.client() for _ in range(r.choice((1, 1, 2, 2, 3, 4))))
+        fixed = r.choice((0, 0, BLOCK, 4 * BLOCK, 4 * BLOCK))
         return Scenario(
             self.seed,
             r.choice(sorted(LAYOUTS)),
@@ -211,7 +212,7 @@ class Grammar:
             parallel=r.choice((1, 2, 8, 8)),
             clients=clients,
             slow=r.choice((0.0, 0.0, 0.05, 1.0)),
-            drafts=r.choice((0, 0, 3, 7)),
+            drafts=r.choice((0, 0, 3, 7)) if not fixed else r.choice((1, 3, 7)),
             mailbox=4096 if calm or r.random() < 0.9 else r.choice((2, 4, 8)),
             fail_run=self._some_runs(0.0 if calm else 0.15),
             fail_after=self._some_runs(0.0 if calm else 0.15),
@@ -220,7 +221,7 @@ class Grammar:
             term=None if calm or r.random() < 0.85 else r.randrange(1, 2000),
             jumps=tuple(r.choice((-1e6, -60.0, 3600.0, 1e7)) for _ in range(r.random() < 0.05)),
             chunk=r.choice((BLOCK, 2 * BLOCK)),
-            fixed=r.choice((0, 0, BLOCK, 2 * BLOCK, 4 * BLOCK)),
+            fixed=fixed,
         )
 
     def client(self) -> Client:
@@ -248,7 +249,7 @@ class Grammar:
             n = r.choice((1, 2, 3))
             return Branch(tuple(self.program(r.choice((1, 1, 2)), depth - 1) for _ in range(n)))
         if kind == "rest":
-            return Rest(r.choice((0.001, 0.5, 3.0, 10.0)) * r.random())
+            return Rest(r.choice((0.001, 0.5, 5.0, 10.0)) * r.random())
         if kind == "care":
             return Care(r.choice(("pin", "unpin", "fork", "fork", "drop", "list")), r.choice((1.0, r.random())))
         return self.say(kind)
@@ -317,7 +318,9 @@ def small(seed: int) -> Scenario:
 def _short(step: Step) -> Step:
     if isinstance(step, Branch):
         return Branch(tuple(tuple(map(_short, program[:1])) for program in step.programs[:2]))
-    return replace(step, max_new=min(step.max_new, 5), tokens=step.tokens[:300]) if isinstance(step, Say) else step
+    if isinstance(step, Rest):
+        return Rest(min(step.seconds, 3.0))
+    return replace(step, max_new=min(step.max_new, 4), tokens=step.tokens[:300]) if isinstance(step, Say) else step
 
 
 _base = random.Random(0)
