@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
@@ -26,10 +26,14 @@ _salts = count(1)
 
 
 class Child:
-    """One server process. log: its lines on stderr so far. url: set once it serves."""
+    """One server process. log: its lines on stderr so far. url: set once it serves.
 
-    def __init__(self, model: Path, *more: str) -> None:
-        command = [sys.executable, "-c", CLI, "serve", str(model), "--port", "0", "--context", "16384", *more]
+    before: a program that runs the server's command line. cli: Python that runs the arguments.
+    """
+
+    def __init__(self, model: Path, *more: str, before: Sequence[str] = (), cli: str = CLI) -> None:
+        serve = ["serve", str(model), "--port", "0", "--context", "16384", *more]
+        command = [*before, sys.executable, "-c", cli, *serve]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.log: list[str] = []
         self.url = ""
@@ -84,9 +88,11 @@ class Child:
 
 
 @asynccontextmanager
-async def child(model: Path, store: str, *more: str) -> AsyncIterator[Child]:
+async def child(
+    model: Path, store: str, *more: str, before: Sequence[str] = (), cli: str = CLI
+) -> AsyncIterator[Child]:
     """A serving process around the block; whatever is left of it at the end is killed."""
-    made = Child(model, "--store", store, *more)
+    made = Child(model, "--store", store, *more, before=before, cli=cli)
     try:
         await made.started()
         async with httpx.AsyncClient(base_url=made.url, timeout=PATIENCE) as made.http:
