@@ -27,7 +27,8 @@ class Options:
 
     model: a bundled name, a directory or a GGUF file. name: the id clients see. context: tokens at most in one
     conversation. parallel: conversations in one round. store: where rows are kept on disk; "" keeps none.
-    decode_share: share of time replies get while prompts fill. drain: how long a stop may take to flush.
+    decode_share: share of time replies get while prompts fill. draft: whether replies may be drafted at all. drafter: a
+    directory with a block drafter for the model. drain: how long a stop may take to flush.
     """
 
     model: str = "smollm2"
@@ -40,6 +41,7 @@ class Options:
     store_quota: int | None = None
     decode_share: float = 0.25
     draft: bool = True
+    drafter: str | None = None
     drain: float = 10.0
     seed: int | None = None
 

@@ -86,7 +86,8 @@ class System:
         self._ledger: Ledger | None = None
         self._context = options.context or loaded.context
         self._drafting = drafting
-        limits = Limits(decode_share=options.decode_share, batch=max(1, options.parallel))
+        width = max(1, drafting.limit + 1)
+        limits = Limits(decode_share=options.decode_share, batch=max(1, options.parallel), width=width)
         children = [
             Child("bank", lambda: self._bank(budget), stop_timeout=options.drain + 1.0),
             Child("lane", lambda: self._lane(limits), max_restarts=1),
@@ -205,6 +206,8 @@ class System:
                 "row_bytes": self._engine.layout.row_bytes,
                 "exactness_reasons": list(reasons),
                 "text": self._loaded.text,
+                "drafters": list(self._drafting.drafters),
+                "round_costs": [round(cost, 2) for cost in self._drafting.widths],
             },
         )
 
@@ -380,7 +383,9 @@ def _load(options: Options, clock: Clock) -> tuple[Loaded, Engine]:
     context = options.context or loaded.context
     if not 0 < context <= loaded.context:
         raise StartupError(f"--context {context} is not within the model's context of {loaded.context} tokens.")
-    drafter = drafter_for(loaded) if options.draft else None
+    if options.drafter is not None and not options.draft:
+        raise StartupError("--drafter names who drafts and --no-draft says that nobody does; give one of them.")
+    drafter = drafter_for(loaded, options.drafter, context) if options.draft else None
     return loaded, Engine.open(loaded, context=context, stopwatch=clock.now, drafter=drafter)
 
 

@@ -39,6 +39,7 @@ class OpenOptions(TypedDict, total=False):
     store_quota: int | None
     decode_share: float
     draft: bool
+    drafter: str | None
     drain: float
     seed: int | None
 

@@ -14,9 +14,12 @@ from .rows.ops import Allocate, Chain, Drop, Link
 from .turn import Sampling
 
 WIDTHS = 8
-"""Widest round: one committed token and seven drafts. Wider ones pay on no machine tried."""
+"""Widest round: one committed token and seven drafts. Wider ones pay on no machine tried, but a block drafter that was
+trained for more may have them."""
 
-_MEASURED = (1, 4, 8)
+WIDEST = 16
+
+_MEASURED = (1, 4, 8, 16)
 _REPEATS = 3
 _SCRATCH = 0
 """Segment id used for the measurement; the bank's ids begin at 1."""
@@ -40,7 +43,8 @@ def prices(engine: Rounds, stopwatch: Callable[[], float]) -> Prices:
     """What drafting costs here, relative to a round of width 1. Takes about ten rounds."""
     widths, unit = _widths(engine, stopwatch)
     again = _again(engine, stopwatch) / unit if engine.layout.recurrent else 0.0
-    return Prices(widths, again, tuple(s / unit for s in _ahead(engine, stopwatch)))
+    name = "" if engine.drafter is None else engine.drafter.name
+    return Prices(widths, again, tuple(s / unit for s in _ahead(engine, stopwatch)), name)
 
 
 def _ahead(engine: Rounds, stopwatch: Callable[[], float]) -> list[float]:
@@ -71,13 +75,16 @@ def _again(engine: Rounds, stopwatch: Callable[[], float]) -> float:
 
 
 def _widths(engine: Rounds, stopwatch: Callable[[], float]) -> tuple[tuple[float, ...], float]:
-    """Cost of a round of width 1 to `WIDTHS`, relative to width 1, never falling; and the seconds of width 1."""
+    """Cost of a round of each width, relative to width 1, never falling; and the seconds of width 1."""
+    deepest = 0 if engine.drafter is None else engine.drafter.deepest
+    widest = min(WIDEST, max(WIDTHS, deepest + 1))
+    measured = [w for w in _MEASURED if w < widest] + [widest]
     with _scratch(engine):
-        best = {w: min(_seconds(engine, w, stopwatch) for _ in range(_REPEATS)) for w in _MEASURED}
+        best = {w: min(_seconds(engine, w, stopwatch) for _ in range(_REPEATS)) for w in measured}
     costs = [1.0]
-    for w in range(2, WIDTHS + 1):
-        below = max(m for m in _MEASURED if m < w)
-        above = min(m for m in _MEASURED if m >= w)
+    for w in range(2, widest + 1):
+        below = max(m for m in measured if m < w)
+        above = min(m for m in measured if m >= w)
         part = (w - below) / (above - below)
         seconds = best[below] + (best[above] - best[below]) * part
         costs.append(max(costs[-1], seconds / best[1]))

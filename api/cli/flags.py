@@ -55,6 +55,7 @@ def add_system_flags(parser: Any) -> None:
     parser.add_argument("--kv-bits", type=no_kv_bits, metavar="BITS", help="refused: rows are never quantized")
     parser.add_argument("--decode-share", type=share, default=0.25, help="time for replies while prompts fill (0.25)")
     parser.add_argument("--no-draft", action="store_true", help="never draft")
+    parser.add_argument("--drafter", metavar="DIR", help="a block drafter for the model (DFlash)")
     parser.add_argument("--store", metavar="DIR", help="where rows are kept on disk")
     parser.add_argument("--no-store", action="store_true", help="keep no rows on disk")
     parser.add_argument("--store-quota", type=size, metavar="SIZE", help="disk space for rows, e.g. 50GB")
@@ -77,4 +78,5 @@ def system_options(args: argparse.Namespace) -> Options:
         store_quota=args.store_quota,
         decode_share=args.decode_share,
         draft=not args.no_draft,
+        drafter=args.drafter,
     )

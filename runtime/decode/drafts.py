@@ -37,11 +37,18 @@ class Prices:
 
     widths[w - 1]: a round of width w; none: nobody drafts. again: computing a recurrent state once more after a draft
     was rejected. ahead[d - 1]: d tokens that the device proposes at the end of a round; none: it has no drafter.
+    device: the kind of drafter it has.
     """
 
     widths: tuple[float, ...] = ()
     again: float = 0.0
     ahead: tuple[float, ...] = ()
+    device: str = ""
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """Who drafts, in the order they are asked."""
+        return () if not self.widths else ("copies", *((self.device,) if self.ahead else ()))
 
     @property
     def limit(self) -> int:

@@ -60,12 +60,17 @@ class Matcher(Protocol):
 
 
 class GrammarMatcher:
-    """Follows a compiled grammar from the first token on."""
+    """Follows a compiled grammar from the first token on.
 
-    __slots__ = ("_ends", "_inner", "_past", "_words")
+    known: ids below it are in the vocabulary. A model may have more, which drafts can propose; asked about one of
+    them, the engine of the grammar would give up.
+    """
 
-    def __init__(self, inner: LLMatcher, words: int, ends: frozenset[int]) -> None:
+    __slots__ = ("_ends", "_inner", "_known", "_past", "_words")
+
+    def __init__(self, inner: LLMatcher, words: int, ends: frozenset[int], known: int) -> None:
         self._inner = inner
+        self._known = known
         self._words = words
         self._ends = ends
         self._past = 0
@@ -88,12 +93,13 @@ class GrammarMatcher:
         if self.finished:
             self._past += token in self._ends
             return token in self._ends
-        return bool(self._inner.try_consume_tokens([token]) == 1)
+        return token < self._known and bool(self._inner.try_consume_tokens([token]) == 1)
 
     def accepts(self, tokens: Sequence[int]) -> int:
         if self.finished:
             return int(bool(tokens) and tokens[0] in self._ends)
-        return int(self._inner.validate_tokens(list(tokens)))
+        known = next((i for i, token in enumerate(tokens) if token >= self._known), len(tokens))
+        return int(self._inner.validate_tokens(list(tokens[:known])))
 
     def rollback(self, tokens: int) -> None:
         past = min(tokens, self._past)
@@ -102,7 +108,7 @@ class GrammarMatcher:
             self._inner.rollback(tokens - past)
 
     def fork(self) -> GrammarMatcher:
-        copy = GrammarMatcher(self._inner.deep_copy(), self._words, self._ends)
+        copy = GrammarMatcher(self._inner.deep_copy(), self._words, self._ends, self._known)
         copy._past = self._past
         return copy
 
@@ -188,7 +194,8 @@ class Grammars:
 
         thinking: the prompt opened this tag, so the grammar begins after it closes.
         """
-        inner = GrammarMatcher(self._compiled(grammar).deep_copy(), self._words, self._tokenizer.eos_ids)
+        ends, known = self._tokenizer.eos_ids, self._tokenizer.vocab_size
+        inner = GrammarMatcher(self._compiled(grammar).deep_copy(), self._words, ends, known)
         return AfterThinking(inner, thinking.close, self._spelled, self._free) if thinking else inner
 
     def _compiled(self, grammar: Grammar) -> LLMatcher:

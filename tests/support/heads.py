@@ -47,6 +47,7 @@ def write_block_drafter(
     targets: tuple[int, ...] = (0, 1),
     block: int = 6,
     window: int | None = None,
+    candidates: int = 5,
     seed: int = 5,
     **config: Any,
 ) -> Path:
@@ -56,7 +57,7 @@ def write_block_drafter(
 
     own: dict[str, Any] = {"mask_token_id": 7, "target_layer_ids": list(targets), "block_size": block}
     if second:
-        own |= {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 8, "selector_top_k": 5}
+        own |= {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 8, "selector_top_k": candidates}
         own |= {"final_logit_softcapping": 20.0, "output_multiplier": 0.5}
     kinds = ["full_attention", "sliding_attention"] if window else ["full_attention"] * 2
     settings: dict[str, Any] = {

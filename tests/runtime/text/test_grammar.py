@@ -153,6 +153,14 @@ def test_an_end_token_after_a_finished_grammar_can_be_taken_back() -> None:
     assert bits(one) == set(ids("a"))
 
 
+def test_a_draft_beyond_the_vocabulary_is_not_taken_and_spoils_nothing() -> None:
+    of = matcher("json_object", "")
+    beyond = byte_tokenizer().vocab_size
+    assert of.accepts((*ids('{"'), beyond, *ids("a"))) == 2
+    assert not of.accept(beyond)
+    assert takes(of, '{"a": 1}')
+
+
 def test_a_fork_goes_its_own_way() -> None:
     one = matcher("choice", '["ab", "ac"]')
     one.accept(ids("a")[0])
