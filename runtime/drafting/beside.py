@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -103,7 +103,8 @@ def _fits(c: BlockConfig, target: Target, path: Path, name: str) -> None:
 
 
 def _weights(path: Path) -> dict[str, Any]:
-    return {name: tensor for file in check_directory(path) for name, tensor in mx.load(str(file)).items()}
+    files = [cast("dict[str, Any]", mx.load(str(file))) for file in check_directory(path)]
+    return {name: tensor for file in files for name, tensor in file.items()}
 
 
 def _fill(model: BlockModel, tensors: dict[str, Any], dtype: Any, path: Path) -> None:

@@ -52,10 +52,17 @@ class DeviceDrafter(Protocol):
     name: what users call its kind. deepest: tokens it proposes at most. layers, dtypes: what it keeps per row.
     """
 
-    name: str
-    deepest: int
-    layers: tuple[LayerLayout, ...]
-    dtypes: Mapping[RowTensor, Any]
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def deepest(self) -> int: ...
+
+    @property
+    def layers(self) -> tuple[LayerLayout, ...]: ...
+
+    @property
+    def dtypes(self) -> Mapping[RowTensor, Any]: ...
 
     def features(self) -> Array:
         """What the model's last call showed, `[batch, length, …]`. Lazy; to be taken once a call."""

@@ -15,8 +15,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-
-from .rows import Cache
+from onecopy.runtime.rows.caches import RowCache
 
 Array = Any
 
@@ -63,12 +62,12 @@ class BlockAttention(nn.Module):  # type: ignore[misc]
         self.k_norm = nn.RMSNorm(c.head_dim, c.eps)
         self._c = c
 
-    def keep(self, x: Array, rope: nn.Module, cache: Cache) -> Any:
+    def keep(self, x: Array, rope: nn.Module, cache: RowCache) -> Any:
         """Writes keys and values of `x [batch, length, hidden]`; answers with what attention reads."""
         keys = rope(self._heads(self.k_norm, self.k_proj(x)), offset=cache.offset)
         return cache.update_and_fetch(keys, self._split(self.v_proj(x)).swapaxes(1, 2))
 
-    def __call__(self, x: Array, rope: nn.Module, cache: Cache) -> Array:
+    def __call__(self, x: Array, rope: nn.Module, cache: RowCache) -> Array:
         rows, _ = self.keep(x, rope, cache)
         queries = rope(self._heads(self.q_norm, self.q_proj(x)), offset=cache.offset)
         out = rows.attention(queries, self._c.head_dim**-0.5, None)
@@ -130,7 +129,7 @@ class BlockLayer(nn.Module):  # type: ignore[misc]
             self.attention_conv = DynamicConv(c.hidden, *c.conv)
             self.mlp_conv = DynamicConv(c.hidden, *c.conv)
 
-    def __call__(self, x: Array, rope: nn.Module, cache: Cache) -> Array:
+    def __call__(self, x: Array, rope: nn.Module, cache: RowCache) -> Array:
         x = x + self._around("attention_conv", self.input_layernorm(x), lambda y: self.self_attn(y, rope, cache))
         return x + self._around("mlp_conv", self.post_attention_layernorm(x), self.mlp)
 
@@ -153,7 +152,7 @@ class Selector(nn.Module):  # type: ignore[misc]
         """hidden `[n, hidden]`, logits `[n, vocab]` and the tokens before, to logits of candidates, the rest -inf."""
         most = min(self._candidates, logits.shape[-1])
         ids = mx.argpartition(logits, -most, axis=-1)[:, -most:]
-        edge = self.predecessor_codebook[mx.array(before, mx.int32)] * self.hidden_projection(hidden)
+        edge = self.predecessor_codebook[mx.array(list(before), mx.int32)] * self.hidden_projection(hidden)
         scores = mx.take_along_axis(logits, ids, axis=-1) + mx.sum(
             edge[:, None] * self.successor_codebook[ids], axis=-1
         )
@@ -174,13 +173,13 @@ class BlockModel(nn.Module):  # type: ignore[misc]
         if c.selector is not None:
             self.candidate_selector = Selector(c)
 
-    def keep(self, features: Array, rope: nn.Module, caches: Sequence[Cache]) -> None:
+    def keep(self, features: Array, rope: nn.Module, caches: Sequence[Any]) -> None:
         """Writes the rows of all layers for the target's states `[batch, length, targets * hidden]`."""
         context = self.hidden_norm(self.fc(features))
         for layer, cache in zip(self.layers, caches, strict=True):
             layer.self_attn.keep(context, rope, cache)
 
-    def __call__(self, x: Array, rope: nn.Module, caches: Sequence[Cache]) -> Array:
+    def __call__(self, x: Array, rope: nn.Module, caches: Sequence[Any]) -> Array:
         """An embedded block `[batch, length, hidden]` to what the target's head reads."""
         for layer, cache in zip(self.layers, caches, strict=True):
             x = layer(x, rope, cache)

@@ -28,8 +28,11 @@ DEEPEST = 5
 class Head(Protocol):
     """A model's own prediction head. layer, dtypes: what it keeps per row."""
 
-    layer: LayerLayout
-    dtypes: Mapping[RowTensor, Any]
+    @property
+    def layer(self) -> LayerLayout: ...
+
+    @property
+    def dtypes(self) -> Mapping[RowTensor, Any]: ...
 
     def features(self) -> Array:
         """What the head reads of the model's last call, `[batch, length, …]`."""

@@ -65,7 +65,8 @@ class Qwen35Head:
         return self._taps.take()[0]
 
     def step(self, features: Array, ids: Sequence[Sequence[int]], cache: Cache) -> Array:
-        return self._model.mtp(features, self._text.model.embed_tokens(mx.array(ids, mx.int32)), cache)
+        embedded = self._text.model.embed_tokens(mx.array([list(row) for row in ids], mx.int32))
+        return self._model.mtp(features, embedded, cache)
 
     def logits(self, features: Array) -> Array:
         tied = self._text.args.tie_word_embeddings

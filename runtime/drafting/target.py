@@ -45,7 +45,7 @@ class Target:
 
     def embed(self, ids: Sequence[Sequence[int]]) -> Array:
         """Token ids `[batch, length]` to `[batch, length, width]`."""
-        return self._inner.embed_tokens(mx.array(ids, mx.int32))
+        return self._inner.embed_tokens(mx.array([list(row) for row in ids], mx.int32))
 
     def logits(self, hidden: Array) -> Array:
         """`[n, width]` to `[n, vocab]`."""
