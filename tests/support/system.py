@@ -21,6 +21,7 @@ import trio
 from onecopy.actors import system as root
 from onecopy.actors.service import Options
 from onecopy.actors.system import System
+from onecopy.api.doors import Options as Doors
 from onecopy.runtime.seams.disk import Disk
 from tokenizers import pre_tokenizers
 
@@ -193,12 +194,18 @@ class Whole:
 
 @asynccontextmanager
 async def serving(
-    model: Path, *, rows: int = 1 << 30, limit: int = 512, disk: Disk | None = None, **options: Any
+    model: Path,
+    *,
+    rows: int = 1 << 30,
+    limit: int = 512,
+    disk: Disk | None = None,
+    doors: Doors | None = None,
+    **options: Any,
 ) -> AsyncIterator[Whole]:
     """Serves a checkpoint around the block. rows: bytes for rows. limit: connections of the client."""
     opened = Options(str(model), memory=rows + root.WORKSPACE, **{"context": 65536, "seed": 7, **options})
     with mock.patch.object(root, "LEAST_ROWS", 1):
-        async with System.open(opened, machine=_Bare(), disk=disk) as system, running(system) as server:
+        async with System.open(opened, machine=_Bare(), disk=disk) as system, running(system, doors) as server:
             bounds = httpx.Limits(max_connections=limit, max_keepalive_connections=limit)
             async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE, limits=bounds) as http:
                 yield Whole(system, server, http)
