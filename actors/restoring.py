@@ -91,6 +91,7 @@ class Restoring:
             rows = 0
         if rows <= grant.matched or grant.lease.turn not in self._ledger.turns:
             return grant
+        grant = replace(grant, lease=self._ledger.unmark(grant.lease.turn))
         self._ledger.commit(grant.lease.turn, tokens[grant.matched : rows])
         self._ledger.from_disk(grant.lease.turn)
         leaf = next(s for s in reversed(self._ledger.turns[grant.lease.turn].leaves) if s.tokens)

@@ -115,12 +115,19 @@ class Running:
 
     def chunk(self, end: int) -> tuple[Strip, tuple[Want, ...]]:
         """Prompt rows up to `end` and, with the last of them, what the first pick wants."""
-        end = min(end, self.position + self.lease.room(self.position))
+        end, keep = self._to_mark(min(end, self.position + self.lease.room(self.position)))
         chain, tokens = self.lease.chain(self.position), tuple(self.tokens[self.position : end])
         if end < self.prompt:
-            return Strip(chain, self.position, tokens, then=self.tokens[end]), ()
+            return Strip(chain, self.position, tokens, then=self.tokens[end], keep=keep), ()
         self._start_drafting()
         return Strip(chain, self.position, tokens, 1, draft=self._ahead()), self._wants(())
+
+    def _to_mark(self, end: int) -> tuple[int, int | None]:
+        """Where a chunk ends that reaches a mark on the way, and the anchor that is kept there."""
+        mark = self.lease.mark
+        if mark is None or not self.position < mark.position <= end:
+            return end, None
+        return mark.position, mark.anchor
 
     def decode(self, width: int) -> tuple[Strip, tuple[Want, ...]]:
         """The newest token and the first `width - 1` proposed ones, with one want a row."""

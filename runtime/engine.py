@@ -22,6 +22,7 @@ from .numerics.probe import Numerics, plain, probe
 from .rows.buffers import Pool
 from .rows.caches import install_attention
 from .rows.layout import Layout
+from .rows.ops import SaveAnchor
 from .rows.plan import Strip
 from .rows.states import State
 from .trial import Trial
@@ -116,10 +117,10 @@ class Engine:
             raise AssertionError("one want for each wanted row")
         logits = self.forward(strips)
         if not wants:
-            self.settle(strips)
+            self._settle_round(strips)
             return self._drafted(RoundResult(((),) * len(strips)), strips, wants)
         picked = pick(logits.astype(mx.float32), wants)
-        self.settle(strips, *picked.arrays)
+        self._settle_round(strips, *picked.arrays)
         picks = iter(picked.resolve())
         found = RoundResult(tuple(tuple(next(picks) for _ in range(s.wanted)) for s in strips))
         return self._drafted(found, strips, wants)
@@ -159,6 +160,11 @@ class Engine:
             verified = [s for s in strips if s.wanted > 1]
             self._before = {s.chain.leaf: [layer.state for layer in self._leaf(s).layers] for s in verified}
         return self._forward(strips, self.pool, self._numerics.tile)
+
+    def _settle_round(self, strips: Sequence[Strip], *outputs: Array) -> None:
+        """Settles, and keeps the states that strips ask for."""
+        self.settle(strips, *outputs)
+        self.pool.apply(tuple(SaveAnchor(s.chain.leaf, s.keep) for s in strips if s.keep is not None))
 
     def settle(self, strips: Sequence[Strip], *outputs: Array) -> None:
         """Evaluates outputs and every buffer the strips wrote, so that no pending graph keeps a buffer shared."""

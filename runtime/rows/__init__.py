@@ -1,7 +1,8 @@
 """Rows: what one token leaves in each layer, kept once.
 
 layout, pricing               what a layer keeps, and what a change of memory costs before it is made; pure arithmetic
-segments, ops, prefixes       segments and holds; orders for the device; the index that finds prefixes; pure state
+segments, ops                 segments and holds; orders for the device; pure state
+prefixes, anchors             indexes that find kept prefixes, and kept recurrent states, by the tokens before them
 ledger, books, grants         what the bank asks of its books, the books themselves, and what turns get; pure state
 admission, reclaim, chains    the ways a turn gets its rows; what makes room for them; merging; on the books
 laws                          conservation laws of the books, for audits

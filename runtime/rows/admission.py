@@ -25,41 +25,38 @@ RESERVE = 256
 DEPTH = 16
 """Segments of a chain at most; a longer one is merged, so that attention never reads many small pieces."""
 
+WORTH = 128
+"""Rows that two prompts share beyond any state: so many are worth a state where the prompts part, for the third."""
+
 GROWTH = 8
 """A new leaf of a long conversation gets an eighth of its rows, so that the number of segments stays logarithmic."""
 
 
 def admit(books: Books, turn: int, wanted: Wanted, name: str, now: float) -> Grant | Shortage:
     """Finds rows for a turn; `name` is the conversation's if it turns out to be new. A shortage changed nothing."""
-    found = resumable(books, books.prefixes.longest(wanted.tokens, len(wanted.tokens) - 1, wanted.salt))
+    kept = books.prefixes.longest(wanted.tokens, len(wanted.tokens) - 1, wanted.salt)
+    found = resumable(books, kept, wanted)
     asked = Asked(books, turn, wanted, name, now)
     got = asked.go_on(found) or asked.rewind(found) or asked.fork(found)
     if isinstance(got, Shortage) and found.length:
         # Better computed again than refused: without the prefix to protect, more can be given up.
         got = asked.fork(Match(0, ()))
+    if isinstance(got, Grant) and books.layout.recurrent and kept.length - got.matched >= WORTH:
+        books.mark(books.turns[turn], kept.length)
+        got = replace(got, lease=books.turns[turn].lease)
     return got
 
 
-def resumable(books: Books, found: Match) -> Match:
+def resumable(books: Books, found: Match, wanted: Wanted) -> Match:
     """What of a match a turn can go on from. A recurrent state cannot be trimmed: a turn goes on where one stands, at
     the end of a conversation whose rows were all delivered, or at the latest anchor on the way."""
     if not books.layout.recurrent:
         return found
     ends = tuple(s for s in found.ends if s.live)
-    best = max((_latest_anchor(s, found.length) for s in found.holders), default=(0, None), key=lambda at: at[0])
+    best = books.anchors.latest(wanted.tokens, found.length, wanted.salt)
     if ends and ends[0].frontier >= best[0]:
         best = ends[0].frontier, ends[0]
     return Match(best[0], (best[1],) if best[1] is not None else (), ends)
-
-
-def _latest_anchor(holder: Segment, limit: int) -> tuple[int, Segment | None]:
-    """(position, segment) of the last kept state within the first `limit` rows of a chain."""
-    for s in holder.ancestors():
-        kept = [position for position in s.anchors if position <= limit]
-        if kept:
-            return max(kept), s
-        limit = min(limit, s.start)
-    return 0, None
 
 
 def leaf_rows(books: Books, wished: int, least: int, keep: Segment | None, grown: int = 0) -> int | None:

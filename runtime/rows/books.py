@@ -10,12 +10,13 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from . import pricing
+from .anchors import Anchors
 from .grants import Conversation, Totals, Turn, count
 from .layout import BLOCK, Layout, round_up
 from .ops import Allocate, CopyRows, Drop, DropAnchor, LoadAnchor, ResizeLayer, RowOp, SaveAnchor
 from .prefixes import Prefixes
 from .pricing import Resize, Rounding, Way
-from .segments import Segment
+from .segments import Mark, Segment
 
 BeforeDrop = Callable[[Conversation], bool]
 
@@ -46,6 +47,7 @@ class Books:
         self.conversations: dict[str, Conversation] = {}
         self.totals = Totals()
         self.prefixes = Prefixes()
+        self.anchors = Anchors()
         self.idle: OrderedDict[str, None] = OrderedDict()
         self.safe: set[str] = set()
         self.slack: OrderedDict[str, None] = OrderedDict()
@@ -147,15 +149,51 @@ class Books:
         """Keeps the state at a segment's frontier for turns that come back to there, if it is there and fits."""
         if s.frontier in s.anchors:
             return True
-        there = s.live and s.lease is None and s.tokens
+        salt = self.prefixes.salt(s)
+        there = s.live and s.lease is None and s.tokens and salt is not None
         if not there or self.available < self.layout.state_bytes:
             return False
-        s.anchors[s.frontier] = self._take_state(s)
-        self._weighs(s, self.layout.state_bytes)
+        assert salt is not None
+        self._enter_anchor(s, s.frontier, self._take_state(s), salt)
         return True
+
+    def _enter_anchor(self, s: Segment, position: int, anchor: int, salt: bytes) -> None:
+        s.anchors[position] = anchor
+        self.anchors.add(s, position, salt)
+        self._weighs(s, self.layout.state_bytes)
+
+    def mark(self, turn: Turn, position: int) -> None:
+        """A turn is to keep the state at a place in its prompt, if there is room for it."""
+        if self.available >= self.layout.state_bytes:
+            turn.mark = Mark(position, self._next)
+            self._next += 1
+            self.reserved += self.layout.state_bytes
+
+    def reach_mark(self, turn: Turn) -> None:
+        """Rows of a turn were written: a round that ended at its mark has kept the state there."""
+        mark = turn.mark
+        if mark is None or turn.frontier < mark.position:
+            return
+        if turn.frontier > mark.position:
+            self.unmark(turn)
+            return
+        turn.mark = None
+        self.reserved -= self.layout.state_bytes
+        s = next(s for s in turn.leaves if s.start < mark.position <= s.frontier)
+        self._enter_anchor(s, mark.position, mark.anchor, turn.conversation.salt)
+        s.marks.add(mark.position)
+
+    def unmark(self, turn: Turn) -> None:
+        """No state is kept for this turn after all."""
+        if turn.mark is not None:
+            self.orders.append(DropAnchor(turn.mark.anchor))
+            self.reserved -= self.layout.state_bytes
+            turn.mark = None
 
     def drop_anchor(self, s: Segment, position: int) -> None:
         anchor = s.anchors.pop(position)
+        s.marks.discard(position)
+        self.anchors.remove(s, position)
         if self.orders and self.orders[-1] == SaveAnchor(s.id, anchor):
             self.orders.pop()  # nobody has seen it
         else:
@@ -168,7 +206,7 @@ class Books:
         for a in tip.ancestors():
             if below is not None and (a.tip is not None or len(a.children) > 1):
                 return
-            for position in sorted(a.anchors, reverse=True):
+            for position in sorted(a.anchors.keys() - a.marks, reverse=True):
                 latest += 1
                 if latest > ANCHORS:
                     self.drop_anchor(a, position)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from .ops import Link
-from .segments import LeafSpan, Lease, Segment
+from .segments import LeafSpan, Lease, Mark, Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +103,7 @@ class Turn:
     """A running turn. leaves: the segments it may write, in order. how: the way it was met.
 
     price: bytes held more for it. fixed: it wanted its buffers at a fixed size and has its last leaf at one.
+    mark: where a state is to be kept, with bytes set aside for it.
     """
 
     id: int
@@ -114,6 +115,7 @@ class Turn:
     plan: Plan | None = None
     price: int = 0
     fixed: bool = False
+    mark: Mark | None = None
 
     @property
     def frontier(self) -> int:
@@ -121,7 +123,8 @@ class Turn:
 
     @property
     def lease(self) -> Lease:
-        return Lease(self.id, self.base, tuple(LeafSpan(s.id, s.start, s.end) for s in self.leaves), self.fixed)
+        leaves = tuple(LeafSpan(s.id, s.start, s.end) for s in self.leaves)
+        return Lease(self.id, self.base, leaves, self.fixed, self.mark)
 
 
 @dataclass(slots=True)

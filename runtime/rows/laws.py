@@ -34,12 +34,16 @@ def laws(books: Books) -> Iterator[str | None]:
 
 def _sums(books: Books) -> Iterator[str]:
     held = sum(books.weight(s) for s in books.segments.values()) + len(books.states) * books.layout.state_bytes
+    kept = sum(len(s.anchors) for s in books.segments.values())
+    if kept != len(books.anchors):
+        yield f"{len(books.anchors)} anchors can be found, the segments have {kept}"
     if held != books.used:
         yield f"{books.used} bytes are accounted for, the segments have {held}"
     locked = sum(books.weight(s) for s in books.segments.values() if s.locks)
     if locked != books.locked:
         yield f"{books.locked} bytes are accounted for as locked, there are {locked}"
     reserved = sum(t.plan.reserved for t in books.turns.values() if t.plan is not None)
+    reserved += sum(books.layout.state_bytes for t in books.turns.values() if t.mark is not None)
     if reserved != books.reserved:
         yield f"{books.reserved} bytes are set aside, plans have {reserved}"
     if books.available < 0:
@@ -61,7 +65,7 @@ def _segment(books: Books, s: Segment) -> Iterator[str]:
         yield f"nobody needs segment {s.id}"
     if s.saved > s.frontier:
         yield f"{s.saved} rows of segment {s.id} are on disk, it has {s.frontier}"
-    if any(not s.start < at <= s.frontier for at in s.anchors):
+    if any(not s.start < at <= s.frontier for at in s.anchors) or not s.marks <= s.anchors.keys():
         yield f"segment {s.id} has an anchor outside its rows"
     locks = len(s.holds) + (s.lease is not None) + _pinned(books, s) + sum(c.locks for c in s.children)
     if s.locks != locks:

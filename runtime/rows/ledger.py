@@ -103,7 +103,10 @@ class Ledger:
 
     def abandon(self) -> tuple[RowOp, ...]:
         """Orders that give back every buffer and state there is: these books are closed, and nobody reads on."""
-        gone = (*map(Drop, self.segments), *map(DropAnchor, self._books.states), Trim())
+        kept = (a for s in self.segments.values() for a in s.anchors.values())
+        marked = (t.mark.anchor for t in self.turns.values() if t.mark is not None)
+        anchors = (*self._books.states, *kept, *marked)
+        gone: tuple[RowOp, ...] = (*map(Drop, self.segments), *map(DropAnchor, anchors), Trim())
         self.segments.clear()
         self._books.states.clear()
         return gone
@@ -121,7 +124,7 @@ class Ledger:
     def longest(self, wanted: Wanted) -> int:
         """Tokens of the longest prefix of the prompt that a turn could go on from in memory, never the last token."""
         found = self._prefixes.longest(wanted.tokens, len(wanted.tokens) - 1, wanted.salt)
-        return admission.resumable(self._books, found).length
+        return admission.resumable(self._books, found, wanted).length
 
     def admit(self, turn: int, wanted: Wanted, conversation: str, now: float) -> Grant | Shortage:
         """Finds rows for a turn. `conversation` names it if it turns out to be new."""
@@ -177,10 +180,17 @@ class Ledger:
                     self._books.index(s, made.conversation.salt)
         if rest:
             raise AssertionError(f"turn {turn} wrote {len(rest)} rows past its leaves")
+        self._books.reach_mark(made)
+
+    def unmark(self, turn: int) -> Lease:
+        """Rows that no round computes will pass a turn's mark: no state is kept there. The lease as it is then."""
+        self._books.unmark(self.turns[turn])
+        return self.turns[turn].lease
 
     def release(self, turn: int, keep: int, now: float) -> None:
         """The lease comes back; rows past `keep` (undelivered) are given up. Unused leaves are dropped."""
         made, books = self.turns.pop(turn), self._books
+        books.unmark(made)
         if made.plan is not None:
             books.reserved -= made.plan.reserved
             keep = made.leaves[0].frontier  # nothing was written, so nothing is undelivered

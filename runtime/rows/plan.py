@@ -31,6 +31,7 @@ class Strip:
 
     chain: its rows so far, `chain.frontier == position`. wanted: how many trailing rows need logits.
     then: the token behind the strip, where it is known. draft: tokens that the device is to propose after the round.
+    keep: the anchor under which the recurrent state behind the strip is to be kept.
     """
 
     chain: Chain
@@ -39,6 +40,7 @@ class Strip:
     wanted: int = 0
     then: int | None = None
     draft: int = 0
+    keep: int | None = None
 
     @property
     def end(self) -> int:

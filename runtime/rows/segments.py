@@ -58,7 +58,8 @@ class Segment:
 
     lease: the turn that may write past the frontier. holds: "rows up to n must stay", by holder (saves, pins).
     tip: the conversation that ends here. reply_from: where the last reply began, None before the first.
-    saved: rows known to be on disk, counted from position 0. anchors: anchor ids by position.
+    saved: rows known to be on disk, counted from position 0. anchors: anchor ids by position; marks: those of them
+    where another prompt left this one, which are kept while the rows are.
     live: a recurrent layout's state in these buffers is the one at the frontier.
     forks: how many children start at a position. locks: reasons in this subtree why it cannot be given up.
     Children, leases and locks are changed by the books alone, which keep sums of them.
@@ -76,6 +77,7 @@ class Segment:
     tip: str | None = None
     reply_from: int | None = None
     anchors: dict[int, int] = field(default_factory=dict)
+    marks: set[int] = field(default_factory=set)
     live: bool = True
     forks: dict[int, int] = field(default_factory=dict)
     locks: int = 0
@@ -154,6 +156,14 @@ def chain_tokens(segment: Segment, stop: int) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """A place in a prompt whose recurrent state is to be kept, under the anchor's id."""
+
+    position: int
+    anchor: int
+
+
+@dataclass(frozen=True, slots=True)
 class LeafSpan:
     """A segment a turn may write: absolute rows `[start, end)` of its buffers."""
 
@@ -167,12 +177,14 @@ class Lease:
     """The right to write one conversation's rows: what lies before, and the leaves in order.
 
     fixed: the last leaf's buffers have the fixed size that a compiled verify was granted; otherwise it runs eagerly.
+    mark: where the prompt's rows are to stop for a moment, so that a recurrent state is kept.
     """
 
     turn: int
     base: tuple[Link, ...]
     leaves: tuple[LeafSpan, ...]
     fixed: bool = False
+    mark: Mark | None = None
 
     @property
     def end(self) -> int:

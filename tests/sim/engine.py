@@ -276,6 +276,7 @@ class SimEngine:
         out, given = [], iter(wants)
         for strip in strips:
             out.append(self._strip(strip, [next(given) for _ in range(strip.wanted)]))
+        self.pool.apply(tuple(SaveAnchor(s.chain.leaf, s.keep) for s in strips if s.keep is not None))
         return SimResult(tuple(out))
 
     def accept(self, kept: Sequence[tuple[Strip, int]]) -> None:

@@ -340,6 +340,15 @@ class Recurrent(House):
         self.pool.apply(self.ledger.take_orders())
         assert self.ledger.audit() == []
 
+    def write(self, turn: int, tokens: list[int]) -> None:
+        """In two rounds where a mark lies between, as a lane does."""
+        made = self.ledger.turns[turn]
+        mark, at = made.lease.mark, made.frontier
+        if mark is not None and at < mark.position < at + len(tokens):
+            super().write(turn, tokens[: mark.position - at])
+            tokens = tokens[mark.position - at :]
+        super().write(turn, tokens)
+
     def child(self, tokens: list[int], hint: str) -> Grant:
         """A whole turn of a client that names itself; its prompt is all it leaves."""
         self.turn += 1
@@ -358,11 +367,11 @@ def test_a_recurrent_conversation_goes_on_where_its_state_stands() -> None:
     assert house.ledger.used == 2 * SIZE + 2 * 1000
 
 
-def test_a_recurrent_prompt_that_leaves_anywhere_else_begins_again() -> None:
+@pytest.mark.parametrize("at", [300, 512, 699, 720])
+def test_a_recurrent_prompt_that_leaves_anywhere_else_begins_again(at: int) -> None:
     house = Recurrent()
     house.run(story(1, 700), story(2, 50))
-    for at in (300, 512, 699, 720):
-        assert house.run([*(story(1, 700) + story(2, 50))[:at], 5000]).matched == 0
+    assert house.run([*(story(1, 700) + story(2, 50))[:at], 5000]).matched == 0
 
 
 def test_undelivered_rows_leave_a_recurrent_state_past_the_end_so_it_is_not_used() -> None:
@@ -410,6 +419,53 @@ def test_children_of_a_recurrent_parent_share_its_rows_and_start_from_its_state(
         got = house.child([*rows, 9000 + child], f"child {child}")
         assert (got.how, got.matched) == ("forked", len(rows))
     assert house.ledger.used <= before + 1000 + 4 * (2 * SIZE + 1000)
+
+
+def test_the_third_prompt_that_begins_alike_starts_where_the_first_two_part() -> None:
+    house, common = Recurrent(), story(1, 600)
+    first = house.run([*common, *story(2, 90)], story(3, 40))
+    second = house.run([*common, *story(4, 90)], story(5, 40))
+    assert (first.lease.mark, second.matched) == (None, 0)
+    assert second.lease.mark is not None
+    assert second.lease.mark.position == len(common)
+    for k in range(3):
+        got = house.run([*common, *story(6 + k, 90)], story(9, 40))
+        assert (got.how, got.matched, got.lease.mark) == ("forked", len(common), None)
+
+
+def test_a_state_where_prompts_part_outlives_the_turns_after_it() -> None:
+    house, common = Recurrent(), story(1, 600)
+    house.run([*common, 1, 2, 3])
+    rows = [*common, *story(4, 90)]
+    for k in range(5):
+        house.run(rows, story(5 + k, 50))
+        rows = rows + story(5 + k, 50) + story(20 + k, 30)
+    assert house.run([*common, 7]).matched == len(common)
+
+
+@pytest.mark.parametrize("end", ["before the mark", "over it at once", "crash"])
+def test_a_mark_that_no_round_stops_at_keeps_nothing(end: str) -> None:
+    house, common = Recurrent(), story(1, 600)
+    house.run([*common, 1])
+    turn, got = house.begin([*common, 2])
+    assert isinstance(got, Grant)
+    assert got.lease.mark is not None
+    House.write(house, turn, common[:500] if end != "over it at once" else [*common, 2])
+    if end == "crash":
+        house.ledger.doubt(turn)
+    house.end(turn, keep=500)
+    assert house.run([*common, 3]).matched == 0
+
+
+def test_a_restore_takes_the_mark_back() -> None:
+    house, common = Recurrent(), story(1, 600)
+    house.run([*common, 1])
+    turn, got = house.begin([*common, 2])
+    assert isinstance(got, Grant)
+    assert house.ledger.unmark(turn).mark is None
+    House.write(house, turn, common)
+    house.settle()
+    assert not any(s.anchors for s in house.ledger.segments.values())
 
 
 def test_anchors_go_with_their_rows() -> None:
