@@ -138,14 +138,20 @@ class Engine:
     def accept(self, kept: Sequence[tuple[Strip, int]]) -> None:
         """Keeps of each strip of the last round its first so many tokens, at least one.
 
-        Rows past them are rewritten by the next round. A recurrent state cannot be taken back: it is computed again
-        from the one before the round, for all such strips together. Strips that are not named keep all their tokens.
+        Rows past them are rewritten by the next round. A recurrent state cannot be taken back: where the model does not
+        tell what it was after each row, it is computed again from the one before the round, for all such strips
+        together. Strips that are not named keep all their tokens.
         """
         for strip, n in kept:
             if not 0 < n <= len(strip.tokens):
                 raise AssertionError(f"{n} of {len(strip.tokens)} tokens cannot be kept")
-        again = [Strip(s.chain, s.position, s.tokens[:n]) for s, n in kept if n < len(s.tokens)]
-        if not again or not self._forward.recurrent:
+        short = [(s, n) for s, n in kept if n < len(s.tokens)]
+        if not short or not self._forward.recurrent:
+            return
+        told = {s.chain.leaf for s, n in short if self._forward.take_back(s, n, self.pool)}
+        self.settle([s for s, _ in short if s.chain.leaf in told])
+        again = [Strip(s.chain, s.position, s.tokens[:n]) for s, n in short if s.chain.leaf not in told]
+        if not again:
             return
         for strip in again:
             for layer, state in zip(self._leaf(strip).layers, self._before[strip.chain.leaf], strict=True):

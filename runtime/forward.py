@@ -16,7 +16,7 @@ from .rows.caches import RowCache
 from .rows.indexed import IndexedCache
 from .rows.layout import LayerLayout, Layout
 from .rows.plan import RoundRows, Strip
-from .rows.states import Specs, StateCache, state_cache
+from .rows.states import History, NamedStates, Specs, State, StateCache, state_cache
 
 Array = Any
 LayerCache = RowCache | IndexedCache | StateCache
@@ -47,6 +47,7 @@ class Forward:
         self._given = [_grown(part, self._caches) for part in tree]
         self._tap = tap
         self._seen: dict[int, Array] = {}
+        self._histories: dict[int, dict[int, History]] = {}
 
     @property
     def recurrent(self) -> bool:
@@ -58,6 +59,7 @@ class Forward:
         Puts the strips' rows and states into the pool's segments, lazily too.
         """
         self._seen.clear()
+        self._histories.clear()
         if not self.recurrent:
             return self._part(list(range(len(strips))), strips, pool, tile, 1)
         groups = _by_length(strips)
@@ -104,14 +106,34 @@ class Forward:
         starts = positions if length == 1 else now.starts()
         for rows in self._rows:
             rows.round, rows.positions, rows.offset = now, positions, starts
+        verified = any(s.wanted > 1 for s in now.strips)
         for state in self._states:
-            state.offset, state.length = starts, length
+            state.offset, state.length, state.trail = starts, length, verified
             state.load([now.pool.state(s.chain, state.layer) for s in now.strips])
 
     def _leave(self, now: RoundRows) -> None:
         for cache in self._states:
-            for s, state in zip(now.strips, cache.unload(), strict=True):
+            states = self._remember(cache, now) if isinstance(cache, NamedStates) and cache.trail else cache.unload()
+            for s, state in zip(now.strips, states, strict=True):
                 now.pool.segments[s.chain.leaf].layers[cache.layer].state = state
+
+    def _remember(self, cache: NamedStates, now: RoundRows) -> list[State]:
+        histories = cache.histories()
+        for s, history in zip(now.strips, histories, strict=True):
+            self._histories.setdefault(s.chain.leaf, {})[cache.layer] = history
+        return [history.after(cache.length) for history in histories]
+
+    def take_back(self, strip: Strip, kept: int, pool: Pool) -> bool:
+        """Puts the states of a strip of the last forward to what they were after its first `kept` rows, lazily.
+
+        False when its layers cannot tell: then they are as before.
+        """
+        found = self._histories.get(strip.chain.leaf, {})
+        if len(found) < len(self._states):
+            return False
+        for layer, history in found.items():
+            pool.segments[strip.chain.leaf].layers[layer].state = history.after(kept)
+        return True
 
 
 def _cache(i: int, layer: LayerLayout, states: Specs) -> LayerCache:

@@ -6,7 +6,7 @@ state can be put back as it was. Device thread only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -50,6 +50,9 @@ class StateCache:
 
     lengths = None
     left_padding = None
+
+    trail = False
+    """The states after every row of the round are wanted, where a layer can tell them."""
 
     def __init__(self, layer: int, specs: Specs) -> None:
         self.layer = layer
@@ -96,11 +99,22 @@ class Trail(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class History:
+    """One layer's state after any number of a round's rows, for one conversation. trails: by slot."""
+
+    trails: Mapping[int, Trail]
+    slots: int
+    conversation: int
+
+    def after(self, kept: int) -> State:
+        """Lazy copies: a slice would keep all that the trail holds alive."""
+        found = (self.trails.get(i) for i in range(self.slots))
+        return tuple(None if trail is None else trail.after(self.conversation, kept) * 1 for trail in found)
+
+
 class NamedStates(StateCache):
     """The same for a model of our own: slots have names, and a layer says what its state is after each row."""
-
-    trail = False
-    """Only the state after the last row is asked for."""
 
     def __init__(self, layer: int, specs: Specs) -> None:
         super().__init__(layer, specs)
@@ -115,12 +129,13 @@ class NamedStates(StateCache):
         self._trails[self._numbers[name]] = trail
 
     def unload(self) -> list[State]:
+        return [history.after(self.length) for history in self.histories()]
+
+    def histories(self) -> list[History]:
+        """Of each conversation of the round; forgotten here."""
         trails, batch = self._trails, len(next(slot for slot in self._slots if slot is not None))
         self._slots, self._trails = [], {}
-        return [
-            tuple(trails[i].after(b, self.length) * 1 if i in trails else None for i in range(len(self.specs)))
-            for b in range(batch)
-        ]
+        return [History(trails, len(self.specs), b) for b in range(batch)]
 
 
 def state_cache(layer: int, specs: Specs) -> StateCache:

@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from onecopy.runtime.engine import Engine
+from onecopy.runtime.forward import Forward
 from onecopy.runtime.models import Loaded, load
 from onecopy.runtime.models.qwen4_exp import Conversation, Round
 from onecopy.runtime.rows.indexed import IndexedCache
@@ -119,13 +120,15 @@ def test_a_rewind_to_an_anchor_forgets_what_came_after_it(engine: Engine, whole:
 
 @pytest.mark.parametrize("kept", range(1, 6))
 def test_a_verify_round_keeps_states_and_pooled_keys_at_the_accepted_row(
-    engine: Engine, whole: Logits, kept: int
+    engine: Engine, whole: Logits, monkeypatch: pytest.MonkeyPatch, kept: int
 ) -> None:
     talk = Talk(engine, 3 * BLOCK)
     talk.feed(IDS[:40])
     strip = talk.strip([*IDS[40 : 40 + kept], *[1] * (6 - kept)])
     engine.settle([strip], engine.forward([strip]))
+    monkeypatch.setattr(Forward, "__call__", lambda *_: pytest.fail("a state that is told is not computed again"))
     engine.accept([(strip, kept)])
+    monkeypatch.undo()
     talk.position += kept
     assert np.array_equal(talk.feed(IDS[40 + kept : 90], 9), whole[40 + kept : 90])
 
