@@ -13,7 +13,8 @@ from typing import Any
 
 from onecopy.runtime import blas
 from onecopy.runtime.costs import prices
-from onecopy.runtime.decode import NgramDrafter, Prices, verify, wants_for
+from onecopy.runtime.decode import Drafter, Prices, drafter_for, verify, wants_for
+from onecopy.runtime.drafting import drafter_for as device_drafter_for
 from onecopy.runtime.engine import Engine
 from onecopy.runtime.errors import BadRequest
 from onecopy.runtime.models import Loaded, load
@@ -95,6 +96,7 @@ def add_bench_command(subparsers: Any) -> None:
     parser.set_defaults(run=lambda args: _usage(parser))
     drafts = parser.add_subparsers(metavar="WHAT").add_parser("drafts", help="acceptance and speed-up of drafts")
     drafts.add_argument("model", nargs="?", default="smollm2", help="bundled name, directory or GGUF file (smollm2)")
+    drafts.add_argument("--drafter", metavar="DIR", help="a block drafter for the model (DFlash)")
     drafts.add_argument("--quick", action="store_true", help="shorter texts, fewer repeats")
     drafts.add_argument("--tokens", type=count, metavar="N", help="tokens of each reply")
     drafts.add_argument("--json", metavar="FILE", help="also write the figures here")
@@ -118,7 +120,10 @@ def run(args: argparse.Namespace) -> int:
     console = Console()
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("replies", total=2 * repeat * len(tasks))
-        pairs = pairs_of(loaded, list(zip(tasks, prompts, strict=True)), repeat, partial(progress.advance, bar))
+        engine, costs = opened(loaded, args.drafter)
+        work = list(zip(tasks, prompts, strict=True))
+        pairs = pairs_of(engine, costs, work, repeat, partial(progress.advance, bar))
+    console.print(f"who drafts: {' and '.join(costs.drafters)}")
     tables = [speeds(pairs), *([depths(pairs)] if any(p.drafted[0].proposed for p in pairs) else [])]
     for table in tables:
         console.print(rich(table))
@@ -171,13 +176,23 @@ def prompt_of(loaded: Loaded, task: Task) -> tuple[int, ...]:
 # --- decoding
 
 
+def opened(loaded: Loaded, beside: str | None = None) -> tuple[Engine, Prices]:
+    """An engine with the drafter that a server would have, and what drafting costs on it. beside: its directory."""
+    now = RealClock().now
+    drafter = device_drafter_for(loaded, beside)
+    engine = Engine.open(loaded, context=loaded.context, stopwatch=now, drafter=drafter)
+    return engine, prices(engine, now)
+
+
 def pairs_of(
-    loaded: Loaded, work: Sequence[tuple[Task, tuple[int, ...]]], repeat: int, done: Callable[[], None]
+    engine: Engine,
+    costs: Prices,
+    work: Sequence[tuple[Task, tuple[int, ...]]],
+    repeat: int,
+    done: Callable[[], None],
 ) -> list[Pair]:
     """Every task both ways, by turns."""
     now = RealClock().now
-    engine = Engine.open(loaded, context=loaded.context, stopwatch=now)
-    costs = prices(engine, now)
     pairs = [Pair(task, [], []) for task, _ in work]
     for _ in range(repeat):
         for pair, (task, prompt) in zip(pairs, work, strict=True):
@@ -200,15 +215,12 @@ def decoded(
     engine.pool.apply((Allocate(SEGMENT, 0, end),))
     try:
         tokens = [*prompt, _prefilled(engine, prompt, end)]
-        drafter = NgramDrafter(tokens, costs.widths, costs.again) if draft else None
+        drafter = drafter_for(tokens, costs) if draft else None
         reply, begun = Reply(), now()
         while (left := len(prompt) + new - len(tokens)) > 0:
             proposal = drafter.propose(min(costs.limit, left - 1)) if drafter is not None else ()
-            got, kept = _round(engine, tokens, proposal, end)
-            tokens += got
+            kept = _round(engine, tokens, proposal, end, drafter, min(costs.limit, left - 2))
             reply.note(len(proposal), kept)
-            if drafter is not None:
-                drafter.accept(got)
         reply.seconds, reply.tokens = max(now() - begun, 1e-9), tuple(tokens[len(prompt) :])
         return reply
     finally:
@@ -223,19 +235,31 @@ def _prefilled(engine: Engine, prompt: Sequence[int], end: int) -> int:
     for start in range(0, len(prompt), CHUNK):
         stop = min(start + CHUNK, len(prompt))
         last = stop == len(prompt)
-        strip = Strip(_chain(start, end), start, tuple(prompt[start:stop]), int(last))
+        then = None if last else prompt[stop]
+        strip = Strip(_chain(start, end), start, tuple(prompt[start:stop]), int(last), then)
         result = engine.run([strip], wants_for(SAMPLING, stop) if last else ())
     return result.picks[0][0].token
 
 
-def _round(engine: Engine, tokens: Sequence[int], proposal: tuple[int, ...], end: int) -> tuple[tuple[int, ...], int]:
-    """The tokens one round delivers, and how many of the proposed ones are among them."""
+def _round(
+    engine: Engine, tokens: list[int], proposal: tuple[int, ...], end: int, drafter: Drafter | None, most: int
+) -> int:
+    """One round: appends the tokens it delivers, and answers how many of the proposed ones are among them.
+
+    most: tokens that the device may propose for the next one.
+    """
     at = len(tokens) - 1
-    strip = Strip(_chain(at, end), at, (tokens[-1], *proposal), 1 + len(proposal))
-    picks = engine.run([strip], wants_for(SAMPLING, len(tokens), proposal)).picks[0]
-    verdict = verify(proposal, [pick.token for pick in picks])
+    ahead = drafter.ahead(most) if drafter is not None and most > 0 else 0
+    strip = Strip(_chain(at, end), at, (tokens[-1], *proposal), 1 + len(proposal), draft=ahead)
+    found = engine.run([strip], wants_for(SAMPLING, len(tokens), proposal))
+    verdict = verify(proposal, [pick.token for pick in found.picks[0]])
     engine.accept([(strip, verdict.kept + 1)])
-    return verdict.tokens, verdict.kept
+    tokens += verdict.tokens
+    if drafter is not None:
+        drafter.accept(verdict.tokens)
+        if found.drafts and found.drafts[0]:
+            drafter.offer(found.drafts[0])
+    return verdict.kept
 
 
 def _chain(at: int, end: int) -> Chain:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from onecopy.runtime.models.loaded import Loaded
 
+from . import qwen4_exp
 from .beside import load_beside
 from .device import DeviceDrafter
 from .mtp import MtpDrafter
@@ -20,6 +21,8 @@ def drafter_for(loaded: Loaded, beside: str | None = None, context: int | None =
     """
     if beside is not None:
         return load_beside(Path(beside), loaded, context or loaded.context)
+    if type(loaded.model).__module__ == qwen4_exp.MODULE and "mtp" in loaded.model:
+        return MtpDrafter(qwen4_exp.Qwen4Head(loaded))
     layers = {name.split(".")[1] for name in loaded.draft_head if name.startswith("layers.")}
     if type(loaded.model).__module__ in KINDS and layers == {"0"}:
         return MtpDrafter(Qwen35Head(loaded))

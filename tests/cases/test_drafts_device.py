@@ -15,6 +15,7 @@ from onecopy.runtime.errors import StartupError
 
 from tests.support.heads import write_block_drafter, write_with_mtp
 from tests.support.knowing import cheap_rounds
+from tests.support.qwen4_tiny import write_served
 from tests.support.system import Reply, Whole, body, serving, system_text, user, write_tiny
 
 TEXT = "".join(chr(97 + i * i % 26) for i in range(300))
@@ -41,7 +42,11 @@ def second_block_on_a_recurrent_target(path: Path) -> Made:
     return Made(write_with_mtp(path / "model"), {"drafter": str(made)})
 
 
-KINDS = {made.__name__: made for made in (mtp, block, second_block_on_a_recurrent_target)}
+def indexed_mtp(path: Path) -> Made:
+    return Made(write_served(path / "model", mtp=True), {})
+
+
+KINDS = {made.__name__: made for made in (mtp, indexed_mtp, block, second_block_on_a_recurrent_target)}
 
 
 @pytest.fixture(scope="module", params=KINDS)

@@ -242,8 +242,8 @@ def _published(weights: Weights, parts: int) -> Weights:
     return out
 
 
-def write_served(path: Path, template: str = CHATML, **changes: Any) -> Path:
+def write_served(path: Path, template: str = CHATML, *, mtp: bool = False, **changes: Any) -> Path:
     """A four-layer checkpoint that serves 65,536 positions, with a byte tokenizer and a template."""
-    write(path, tiny(**{"num_hidden_layers": 4, "max_position_embeddings": 65536, **changes}))
+    write(path, tiny(**{"num_hidden_layers": 4, "max_position_embeddings": 65536, **changes}), mtp=mtp)
     write_tokenizer(path, template)
     return path
