@@ -16,7 +16,7 @@ from onecopy.runtime.errors import ModelLoadError
 from onecopy.runtime.models import load
 
 from tests.support.published import QUANTIZATION, write_published, write_quantized
-from tests.support.system import Whole, body, serving, user
+from tests.support.system import Whole, body, serving, system_text, user
 
 PROMPT = np.random.default_rng(4).integers(0, 250, 90).tolist()
 WRITERS: dict[str, Callable[..., Path]] = {"published": write_published, "quantized": write_quantized}
@@ -101,3 +101,13 @@ async def test_a_directory_without_a_tokenizer_serves_token_ids_and_says_so(tmp_
             assert answer.status_code == 400
             assert "send token ids to /v1/completions" in answer.json()["error"]["message"]
         assert "token ids on /v1/completions" in whole.system.card.features["text"]
+
+
+async def test_a_third_conversation_of_a_delta_net_model_starts_where_the_first_two_part(tmp_path: Path) -> None:
+    system = system_text("".join(chr(97 + i * i % 26) for i in range(700)))
+    asked = [body(system, user(text)) for text in ("one thing", "two things", "three things", "twice the same")]
+    async with serving(write_published(tmp_path / "model")) as whole:
+        replies = [await whole.ask(wanted) for wanted in asked]
+        assert [r.said for r in replies] == [(await whole.cold(wanted)).said for wanted in asked]
+    assert [r.onecopy["how"] for r in replies] == ["fresh", "fresh", "forked", "forked"]
+    assert all(r.cached > 700 for r in replies[2:])
