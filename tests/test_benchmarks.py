@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.heads import write_block_drafter, write_with_mtp
 from tests.support.system import write_tiny
 
 ROOT = Path(__file__).parents[1]
@@ -112,6 +113,15 @@ def test_drafts_change_no_token_and_say_what_was_kept(tmp_path: Path) -> None:
     assert "every drafted reply equals its plain one" in said
     assert column(table, "task") == ["rewriting", "chat", "json"]
     assert set(column(table, "equal")) == {"yes"}
+
+
+def test_the_drafts_benchmark_uses_the_drafter_that_a_server_would(tmp_path: Path) -> None:
+    beside = write_block_drafter(tmp_path / "beside", targets=(1, 3))
+    model = write_with_mtp(tmp_path / "tiny")
+    for flags, who in (((), "copies and mtp"), (("--drafter", str(beside)), "copies and block")):
+        said = program("-c", CLI, "bench", "drafts", str(model), "--quick", "--tokens", "16", *flags)
+        assert f"who drafts: {who}" in said
+        assert "every drafted reply equals its plain one" in said
 
 
 ONE_REPLY = """
