@@ -42,13 +42,21 @@ class Level:
     threads: int
     conversations: int
     row_bytes: int
+    broken_laws: int = 0
 
     def above(self, before: Level) -> list[str]:
         """What did not come back, as sentences."""
         out = []  # trio keeps idle worker threads for ten seconds, hence some more of them
         if self.memory > before.memory * 1.1 + SPARE:
             out.append(f"memory grew from {before.memory >> 20} to {self.memory >> 20} MiB")
-        for name, more in (("handles", 2), ("tasks", 0), ("threads", 16), ("conversations", 0), ("row_bytes", 0)):
+        for name, more in (
+            ("handles", 2),
+            ("tasks", 0),
+            ("threads", 16),
+            ("conversations", 0),
+            ("row_bytes", 0),
+            ("broken_laws", 0),
+        ):
             if getattr(self, name) > getattr(before, name) + more:
                 out.append(f"{name} grew from {getattr(before, name)} to {getattr(self, name)}")
         return out
@@ -149,6 +157,7 @@ class Soak:
             threading.active_count(),
             numbers["bank"]["conversations"],
             numbers["bank"]["bytes_used"],
+            numbers["bank"]["broken_laws"],
         )
 
 
