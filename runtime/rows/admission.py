@@ -185,8 +185,7 @@ class Asked:
             how = "extended" if how == "adopted" else how
             tip = self._merged(tip, self.books.size(rows))
             leaves = [tip, self._new_leaf(tip, tip.end, rows)]
-        if self.books.layout.recurrent:
-            self._anchor(tip)
+        self._anchor(tip)
         return self._lease(conversation, leaves, stop, how, diverged)
 
     def _merged(self, tip: Segment, beside: int) -> Segment:
@@ -208,15 +207,16 @@ class Asked:
         return round_up(max(1, rows), self.books.bucket)
 
     def _capacity(self, tip: Segment, stop: int) -> int | None:
-        """Rows that `tip` is wanted at: those it has when they will do, else what lasts the answer. None when more
-        than a bucket of rows would have to move for that, or when another leaf behind it moves none."""
+        """Rows that `tip` is wanted at: what lasts the answer, or what it has where more than a bucket of rows would
+        have to move. None where that is no number of buckets, or when another leaf behind it moves no row."""
         if self.wanted.capacity is not None:
             return self.wanted.capacity
         rows = self._buckets(self.full - tip.start)
-        if tip.held <= stop and tip.capacity % self.books.bucket == 0 and tip.capacity >= rows:
-            return tip.capacity
+        few = stop - tip.start <= self.books.bucket
+        if tip.held <= stop and not few:
+            return tip.capacity if tip.capacity % self.books.bucket == 0 and tip.capacity >= rows else None
         full = tip.held <= stop and tip.end < self.full
-        return rows if stop - tip.start <= self.books.bucket and not full else None
+        return rows if few and not full else None
 
     def _fixed_rows(self, start: int, source: Segment | None) -> int | None:
         """Rows of a new leaf at `start` of the wanted size, if that is enough and can be had."""
@@ -239,6 +239,7 @@ class Asked:
         conversation = self.books.conversations[tip.tip]
         if tip.held <= stop and adoptable(tip.capacity, rows, self.books.bucket):
             self.books.cut(tip, stop)
+            self._anchor(tip)
             return self._lease(conversation, [tip], stop, "adopted", diverged)
         way = Resize(tip.capacity, rows, stop - tip.start, tip.held - tip.start)
         price = self.books.bill(way)
@@ -257,6 +258,7 @@ class Asked:
     def _planned(self, conversation: Conversation, tip: Segment, plan: Plan, diverged: int, peak: int) -> Grant:
         self.price = self.books.size(plan.rows) - self.books.size(tip.capacity)
         self.peak = peak
+        self._anchor(tip)
         self.books.reserved += plan.reserved
         grant = self._lease(conversation, [tip], plan.at, "resized", diverged)
         self.books.turns[self.turn].plan = plan
@@ -277,9 +279,9 @@ class Asked:
     # --- steps
 
     def _anchor(self, s: Segment) -> None:
-        """Keeps the state at a segment's frontier, in exchange for older ones of the same conversation."""
+        """Keeps the recurrent state at a segment's frontier, in exchange for older ones of the same conversation."""
         before = self.books.used
-        if self.books.anchor(s):
+        if self.books.layout.recurrent and self.books.anchor(s):
             self.books.thin(s)
         self.price += self.books.used - before
         self.peak += max(0, self.books.used - before)
@@ -323,9 +325,11 @@ def executed(books: Books, grant: Grant) -> Grant:
     turn, totals = books.turns[grant.lease.turn], books.totals
     if turn.plan is None:
         return grant
+    tip = turn.leaves[0]
+    kept = grant.price - (books.size(turn.plan.rows) - books.size(tip.capacity))  # an anchor that it has already
     used, copied = books.used, dict(totals.copied)
     how = execute(books, turn.id)
-    price = books.used - used
+    price = kept + books.used - used
     count(totals.priced, how, price - turn.price)
     turn.price = price
     moved = tuple((why, n - copied.get(why, 0)) for why, n in totals.copied.items() if n != copied.get(why))

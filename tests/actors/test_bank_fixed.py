@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import trio
 from onecopy.actors import bank as bank_module
-from onecopy.actors.messages.bank import Admit, Fork, LaneLost
-from onecopy.runtime.core import Envelope, Message, Reply
+from onecopy.actors.messages.bank import Fork, LaneLost
 from onecopy.runtime.errors import LaneCrashed
 from onecopy.runtime.turn import Receipt
 from trio.testing import MockClock
 
+from tests.support.batches import beside_admission
 from tests.support.rounds import BLOCK_BYTES, Stage, expected, spec, staged
 
 BLOCK = 256
@@ -121,24 +121,6 @@ async def test_growth_without_memory_for_whole_buckets_takes_what_there_is() -> 
 # --- a hold around the admission
 
 
-def beside_admission(stage: Stage, message: Message, *, first: bool) -> Reply[Any]:
-    """Has the bank find `message` in the same batch as the next `Admit`, before or behind it."""
-    bank: Any = stage.system._supervisor.actor("bank")
-    dispatch, answer = bank.dispatch, Reply[Any]()
-
-    async def both(envelope: Envelope) -> None:
-        if not isinstance(envelope.message, Admit):
-            await dispatch(envelope)
-            return
-        bank.dispatch = dispatch
-        other = Envelope(message, answer if isinstance(message, Fork) else None)
-        for one in (other, envelope) if first else (envelope, other):
-            await dispatch(one)
-
-    bank.dispatch = both
-    return answer
-
-
 async def rewound(stage: Stage, clock: MockClock) -> tuple[str, list[int], list[int]]:
     """A conversation at rest whose reply of 400 tokens a next prompt leaves early: its id, its rows, that prompt."""
     start = prompt(1, 300)
@@ -154,7 +136,7 @@ async def test_a_fork_in_the_same_batch_as_an_admission_keeps_its_rows_in_either
 ) -> None:
     async with staged(fixed_rows=BUCKET) as stage:
         name, rows, wanted = await rewound(stage, clock)
-        answer = beside_admission(stage, Fork(name, None, "child"), first=first)
+        answer = beside_admission(stage.system, Fork(name, None, "child"), first=first)
         receipt = await said(stage, wanted, 4)
         numbers = await stage.bank()
         assert receipt.how == how
@@ -175,7 +157,7 @@ async def test_without_the_fork_the_same_admission_is_a_resize(clock: MockClock)
 async def test_a_lane_that_is_lost_between_grant_and_execution_is_told_to_the_client(clock: MockClock) -> None:
     async with staged(fixed_rows=BUCKET) as stage:
         _, _, wanted = await rewound(stage, clock)
-        beside_admission(stage, LaneLost(), first=False)
+        beside_admission(stage.system, LaneLost(), first=False)
         heard = await stage.reply(spec(wanted, 4))
         assert isinstance(heard.error, LaneCrashed)
         assert (await stage.bank())["turns"] == 0

@@ -11,8 +11,11 @@ from unittest import mock
 
 import pytest
 from onecopy.actors import bank as bank_module
+from onecopy.actors.messages.bank import Fork
 from onecopy.runtime.engine import Engine
 
+from tests.support.batches import beside_admission
+from tests.support.qwen4_tiny import write_served
 from tests.support.system import CHAT, Reply, Whole, body, eventually, serving, system_text, user
 
 BLOCK = 256
@@ -113,6 +116,32 @@ async def test_copied_when_rows_that_a_child_holds_would_be_cut(tiny: Path) -> N
         assert again.said == (await whole.cold(body(*talk(first, *start)))).said
 
 
+@pytest.mark.parametrize(("first", "how"), [(True, "copied"), (False, "eager")])
+async def test_a_hold_around_the_admission_is_served_in_either_order_and_is_never_an_error(
+    tiny: Path, first: bool, how: str
+) -> None:
+    """A child takes the rows that the turn's resize would cut: before it is admitted, or before the resize is made."""
+    async with fixed(tiny, slack=0.05) as whole:
+        start = [system_text(TEXT[:100]), user("one")]
+        answered = await whole.ask(body(*start, max_tokens=300))
+
+        async def trimmed() -> bool:
+            return bool((await whole.numbers())["bank"]["bytes_used"] == 2 * BLOCK_BYTES)
+
+        await eventually(trimmed)
+        (kept,) = await whole.system.sessions()
+        child = beside_admission(whole.system, Fork(kept.id, None, "child"), first=first)
+        edited = body(*talk(answered, *start, said=answered.text[:40] + "#"))
+        reply = await whole.ask(edited)
+        assert reply.onecopy["how"] == how
+        assert reply.said == (await whole.cold(edited)).said
+        assert (await child.wait()).tokens == answered.prompt + 299
+        on = body(*talk(answered, *start))
+        again = await whole.ask(on)
+        assert again.cached == answered.prompt + 299
+        assert again.said == (await whole.cold(on)).said
+
+
 async def test_eager_when_whole_buckets_cannot_be_afforded(tiny: Path) -> None:
     async with fixed(tiny, rows=3 * BLOCK_BYTES) as whole:
         wanted = body(user(TEXT[:300]))
@@ -154,3 +183,28 @@ async def test_refused_with_the_numbers_before_any_byte_of_a_reply(tiny: Path, s
         assert int(answer.headers["retry-after"]) > 0
         assert await metric(whole, "onecopy_bank_refused") == 1
         assert await metric(whole, "onecopy_bank_bytes_used") == 0
+
+
+async def test_a_model_with_pooled_keys_is_resized_in_place_saved_and_restored(tmp_path: Path) -> None:
+    """QSA layers and recurrent ones: rows, pooled entries and states go along, and nobody reads more than there is."""
+    model, store = write_served(tmp_path / "model"), str(tmp_path / "store")
+    start = [system_text(TEXT[:300]), user("one")]
+    async with fixed(model, slack=0.05, store=store) as whole:
+        first = await whole.ask(body(*start))
+
+        async def trimmed() -> bool:
+            return bool((await whole.numbers())["bank"]["trimmed"])
+
+        await eventually(trimmed)
+        second = body(*talk(first, *start))
+        reply = await whole.ask(second)
+        assert reply.onecopy["how"] == "resized"
+        assert reply.cached == first.prompt + len(first.tokens) - 1
+        assert reply.said == (await whole.cold(second)).said
+        third = body(*talk(reply, *second["messages"]))
+        after = await whole.ask(third)
+        assert after.said == (await whole.cold(third)).said
+    async with fixed(model, store=store) as whole:
+        again = await whole.ask(third)
+        assert again.onecopy["rows_restored"] > 0
+        assert again.said == after.said
