@@ -1,8 +1,8 @@
 """Making room: what can be given up, in which order, and whether it is enough before anything is touched.
 
-Order: unused blocks of idle segments, idle conversations that are on disk, the others once `before_drop` agrees; the
-longest unused first. Never a held row, nor the chain that the incoming turn is about to use. The allocator's own pool
-goes back to the system with what was freed.
+Order: unused blocks of idle segments, recurrent states before the latest two of idle conversations, idle conversations
+that are on disk, the others once `before_drop` agrees; the longest unused first. Never a held row, nor the chain that the
+incoming turn is about to use. The allocator's own pool goes back to the system with what was freed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from . import pricing
-from .books import Books, rows_needed
+from .books import ANCHORS, Books, rows_needed
 from .grants import Conversation, Shortage, count
 from .layout import round_up
 from .ops import Trim
@@ -25,9 +25,13 @@ ADMISSION = "admission"
 
 @dataclass(slots=True)
 class Giving:
-    """What is to be given up: segments to tidy, in order, then conversations to forget. freed: bytes it makes."""
+    """What is to be given up: segments to tidy, in order, then states, then conversations to forget.
+
+    states: positions of anchors by segment. freed: bytes it makes.
+    """
 
     tidied: dict[int, int] = field(default_factory=dict)
+    states: dict[int, list[int]] = field(default_factory=dict)
     forgotten: list[Conversation] = field(default_factory=list)
     freed: int = 0
 
@@ -106,6 +110,11 @@ def _plan(books: Books, needed: int, keep: Segment | None) -> Giving | None:
     """What to give up for `needed` bytes; None when a save has to come first."""
     plan = Giving(_tidied(books, needed, keep))
     plan.freed = sum(books.size(books.segments[n].capacity) - books.size(rows) for n, rows in plan.tidied.items())
+    for s, position in _older_states(books):
+        if books.available + plan.freed >= needed:
+            break
+        plan.states.setdefault(s.id, []).append(position)
+        plan.freed += books.layout.state_bytes
     left: dict[int, int] = {}
     for c, safe in _victims(books):
         if books.available + plan.freed >= needed:
@@ -114,6 +123,13 @@ def _plan(books: Books, needed: int, keep: Segment | None) -> Giving | None:
             plan.forgotten.append(c)
             plan.freed += sum(_weight(books, s, plan) for s in _freed_with(c, left))
     return plan if books.available + plan.freed >= needed else None
+
+
+def _older_states(books: Books) -> Iterator[tuple[Segment, int]]:
+    """Anchors of idle conversations that an edit of a late message would not go back to, longest unused first."""
+    for c in _unlocked(books) if books.layout.recurrent else ():
+        for position in sorted(c.tip.anchors)[:-ANCHORS]:
+            yield c.tip, position
 
 
 def _victims(books: Books) -> Iterator[tuple[Conversation, bool]]:
@@ -141,7 +157,7 @@ def _freed_with(c: Conversation, left: dict[int, int]) -> Iterator[Segment]:
 
 def _weight(books: Books, s: Segment, plan: Giving) -> int:
     saved_before = books.size(s.capacity) - books.size(plan.tidied.get(s.id, s.capacity))
-    return books.weight(s) - saved_before
+    return books.weight(s) - saved_before - len(plan.states.get(s.id, ())) * books.layout.state_bytes
 
 
 # --- giving it up
@@ -150,6 +166,9 @@ def _weight(books: Books, s: Segment, plan: Giving) -> int:
 def _give(books: Books, plan: Giving) -> None:
     for n in plan.tidied:
         tidy(books, books.segments[n])
+    for n, positions in plan.states.items():
+        for position in positions:
+            books.drop_anchor(books.segments[n], position)
     for c in plan.forgotten:
         books.forget(c)
         books.totals.dropped += 1

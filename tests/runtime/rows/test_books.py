@@ -468,6 +468,23 @@ def test_a_restore_takes_the_mark_back() -> None:
     assert not any(s.anchors for s in house.ledger.segments.values())
 
 
+def test_older_states_go_before_conversations_and_the_latest_two_stay() -> None:
+    house, common = Recurrent(), story(1, 300)
+    house.run([*common, 1])
+    rows = [*common, *story(4, 20)]
+    for k in range(3):
+        house.run(rows, story(5 + k, 20))
+        rows = rows + story(5 + k, 20) + story(20 + k, 20)
+    tip = max(house.ledger.segments.values(), key=lambda s: len(s.anchors))
+    assert len(tip.anchors) == 3
+    latest = sorted(tip.anchors)[1:]
+    house.ledger._books.budget = house.ledger.used + SIZE
+    house.run(story(8, 200))
+    assert sorted(tip.anchors) == latest
+    assert tip.id in house.ledger.segments
+    assert house.ledger.totals.dropped == 0
+
+
 def test_anchors_go_with_their_rows() -> None:
     house = Recurrent()
     talk(house, 4)
