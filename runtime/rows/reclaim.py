@@ -1,8 +1,8 @@
 """Making room: what can be given up, in which order, and whether it is enough before anything is touched.
 
 Order: unused blocks of idle segments, recurrent states before the latest two of idle conversations, idle conversations
-that are on disk, the others once `before_drop` agrees; the longest unused first. Never a held row, nor the chain that the
-incoming turn is about to use. The allocator's own pool goes back to the system with what was freed.
+that are on disk, the others once `before_drop` agrees; the longest unused first. Never a held row, nor the chain that
+the incoming turn is about to use. The allocator's own pool goes back to the system with what was freed.
 """
 
 from __future__ import annotations
