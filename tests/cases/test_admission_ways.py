@@ -208,3 +208,16 @@ async def test_a_model_with_pooled_keys_is_resized_in_place_saved_and_restored(t
         again = await whole.ask(third)
         assert again.onecopy["rows_restored"] > 0
         assert again.said == after.said
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_nobody_has_memory_for_ends_with_length_and_says_why(tiny: Path, stream: bool) -> None:
+    async with serving(tiny, rows=3 * BLOCK_BYTES) as whole, serving(tiny) as roomy:
+        wanted = body(user(TEXT[:300]), max_tokens=900)
+        reply = await (whole.streamed if stream else whole.ask)(wanted)
+        assert (reply.finish, reply.onecopy["detail"]) == ("length", "no memory for more rows")
+        right = await roomy.ask(wanted)
+        assert 400 < len(reply.tokens) < 900
+        assert reply.tokens == right.tokens[: len(reply.tokens)]
+        again = await whole.ask(body(user(TEXT[:300])))
+        assert again.tokens == right.tokens[:16]
