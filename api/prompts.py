@@ -58,7 +58,6 @@ class RememberingTokenizer(Tokenizer):
         if bos or not special or len(text) < SMALL:
             return super().encode(text, special=special, bos=bos)
         base, at, index = self._nearest(text)
-        self.inner.encode_special_tokens = False
         new = self.inner.encode(text[at:], add_special_tokens=False)
         ids = base.ids[:index] + array("I", new.ids) if base else array("I", new.ids)
         marks = [mark for mark in base.marks if mark[2] < index] if base else []

@@ -44,6 +44,8 @@ class Tokenizer:
         special = (i for i, t in inner.get_added_tokens_decoder().items() if t.special)
         self._special = frozenset(special) | frozenset(control)
         self._raw = _scheme(inner)
+        inner.encode_special_tokens = False
+        self._plain: tokenizers.Tokenizer | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -54,8 +56,18 @@ class Tokenizer:
         """The ids of `text`. special: control tokens written in the text are recognised (a rendered chat template);
         False reads them as plain text. bos: add what the vocabulary puts around a bare prompt.
         """
-        self.inner.encode_special_tokens = not special
-        return list(self.inner.encode(text, add_special_tokens=bos).ids)
+        inner = self.inner if special else self._twin()
+        return list(inner.encode(text, add_special_tokens=bos).ids)
+
+    def _twin(self) -> tokenizers.Tokenizer:
+        """The same vocabulary, which reads control tokens as plain text. Switching the one to and fro would change what
+        another thread reads at that moment; two that are made at once are the same.
+        """
+        if self._plain is None:
+            made = tokenizers.Tokenizer.from_str(self.inner.to_str())
+            made.encode_special_tokens = True
+            self._plain = made
+        return self._plain
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
         """The text of `ids`. special: write control tokens out instead of leaving them away."""

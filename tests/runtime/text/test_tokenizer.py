@@ -146,6 +146,12 @@ def test_control_tokens_in_the_text_are_recognised_only_when_asked() -> None:
     assert BYTE_LEVEL.decode(plain) == "a<|im_end|>"
 
 
+def test_reading_plain_text_never_changes_how_another_thread_reads() -> None:
+    assert BYTE_LEVEL.encode("<|im_end|>", special=False) != [259]
+    assert not BYTE_LEVEL.inner.encode_special_tokens
+    assert BYTE_LEVEL.encode("<|im_end|>") == [259]
+
+
 def test_decode_writes_control_tokens_only_when_asked() -> None:
     ids = BYTE_LEVEL.encode("a<|im_end|>b")
     assert BYTE_LEVEL.decode(ids) == "ab"
