@@ -15,7 +15,19 @@ from typing import Any
 from .common import RESULTS, VERDICTS, hardware_line, shown
 
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
-ORDER = ("openai", "concurrent", "cache", "fairness", "agents", "store", "drafts", "internals")
+ORDER = (
+    "openai",
+    "concurrent",
+    "cache",
+    "fairness",
+    "agents",
+    "store",
+    "drafts",
+    "decode",
+    "rows",
+    "embedding",
+    "internals",
+)
 Result = dict[str, Any]
 
 
