@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import psutil
 import pytest
 
 from tests.cases.test_leaving import LONG, objects
@@ -16,6 +18,8 @@ from tests.support.system import CHAT, Whole, body, eventually, gather, serving,
 
 BLOCK_BYTES = 256 * 512
 """Bytes of a block of the tiny model's rows."""
+REQUESTS = 500 if os.environ.get("ONECOPY_FULL") else 100
+"""Requests before and after everything is dropped; 500 with `ONECOPY_FULL`, which takes most of a minute."""
 
 
 @pytest.fixture
@@ -58,11 +62,12 @@ async def test_e2_a_refusal_carries_the_numbers_and_the_server_goes_on(tiny: Pat
 async def test_e3_near_identical_requests_cost_their_tails_and_everything_goes_when_it_is_dropped(tiny: Path) -> None:
     async with serving(tiny, rows=80 * BLOCK_BYTES) as whole:
         draw = random.Random(9)
-        peaks = []
+        peaks, resident = list[int](), list[int]()
         for _ in range(2):
-            used = await traffic(whole, draw, 100)
+            used = await traffic(whole, draw, REQUESTS)
             assert max(used) <= 80 * BLOCK_BYTES
             peaks.append(mx.get_active_memory())
+            resident.append(psutil.Process().memory_info().rss)
             pool = whole.system._engine.pool
             assert sum(a.nbytes for s in pool.segments.values() for a in s.flat()) == used[-1]
             await whole.drop_all()
@@ -71,6 +76,7 @@ async def test_e3_near_identical_requests_cost_their_tails_and_everything_goes_w
             assert not pool.segments
             assert objects() == 0
         assert peaks[1] <= peaks[0] + BLOCK_BYTES
+        assert resident[1] <= resident[0] + (64 << 20)
 
 
 async def traffic(whole: Whole, draw: random.Random, n: int) -> list[int]:
