@@ -16,7 +16,6 @@ import trio
 from onecopy.runtime.core import Actor, Reply, handles
 from onecopy.runtime.errors import Conflict, InsufficientMemory, LaneCrashed, NotFound, OnecopyError, Overloaded
 from onecopy.runtime.rows.ledger import Conversation, Grant, Ledger, Shortage
-from onecopy.runtime.rows.ops import Allocate, CopyRows, Drop, LoadAnchor, ResizeLayer, RowOp, SaveAnchor, Trim
 from onecopy.runtime.rows.segments import Lease
 from onecopy.runtime.seams.clock import Clock
 from onecopy.runtime.seams.device import Device
@@ -46,6 +45,7 @@ from .messages.bank import (
     Tokens,
 )
 from .messages.session import Waiting
+from .orders import Orders
 
 LOG = logging.getLogger("onecopy.bank")
 
@@ -70,8 +70,7 @@ class Bank(Actor):
     def __init__(self, ledger: Ledger, device: Device, apply: Any, clock: Clock, disk: NoDisk | None = None) -> None:
         super().__init__("bank", work_size=4096)
         self._ledger = ledger
-        self._device = device
-        self._apply = apply
+        self._orders = Orders(ledger, device, apply)
         self._clock = clock
         self._disk = disk or NoDisk()
         self._queue: deque[Queued] = deque()
@@ -79,12 +78,11 @@ class Bank(Actor):
         self._asked = 0
         self._auditing = Auditing(ledger, clock, lambda: self._handled - self._asked)
         self._held_for = 0.0
-        self._undone: tuple[RowOp, ...] = ()
         self._begun: dict[int, float] = {}
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
-            self._disk.begin(self.ref, nursery, self._order)
+            self._disk.begin(self.ref, nursery, self._orders.send)
             nursery.start_soon(self._keep_house)
             await super().run()
 
@@ -98,27 +96,12 @@ class Bank(Actor):
             for name in self._ledger.idle_slack(self._clock.now(), IDLE_SLACK):
                 self._ledger.trim(name)
             self._disk.tend(waiting=bool(self._queue))
-            self._order()
+            self._orders.send()
             await self._auditing.audit()
 
     async def after_batch(self) -> None:
         self._execute_planned()
-        self._order()
-
-    def _order(self) -> None:
-        orders: tuple[RowOp, ...] = self._ledger.take_orders()
-        if orders:
-            self._device.post(self._carry_out, (*orders, Trim()) if _frees(orders) else orders)
-
-    def _carry_out(self, orders: tuple[RowOp, ...]) -> None:
-        """On the device thread. An error surfaces on its next call, whoever makes it; what was not made whole is gone
-        until then, so that no round reads it."""
-        try:
-            self._apply(orders)
-        except Exception:
-            self._undone = (*self._undone, *orders)
-            self._apply(tuple(Drop(segment) for segment in _made(orders)))
-            raise
+        self._orders.send()
 
     # --- admission
 
@@ -179,7 +162,7 @@ class Bank(Actor):
                 turn.reply.fail(LaneCrashed("The lane restarted before the turn began.", retry_after=1.0))
 
     def _begin(self, turn: Queued, grant: Grant) -> None:
-        self._order()
+        self._orders.send()
         if self._disk.extends(turn.ask, grant, turn.source):
             self._disk.restore(turn.ask, turn.reply, grant, turn.source)
         else:
@@ -238,7 +221,7 @@ class Bank(Actor):
         if ask.turn not in self._ledger.turns:
             raise NotFound(f"Turn {ask.turn} has no lease.")
         got = self._ledger.grow(ask.turn, ask.rows)
-        self._order()
+        self._orders.send()
         reply.set(None if isinstance(got, Shortage) else got)
 
     @handles(Commit)
@@ -259,18 +242,10 @@ class Bank(Actor):
     def lane_lost(self, _: LaneLost) -> None:
         for turn in list(self._ledger.turns):
             self._lost(turn, self._ledger.turns[turn].frontier)
-        for conversation in [c for c in self._ledger.conversations.values() if self._spoilt(c)]:
+        for conversation in [c for c in self._ledger.conversations.values() if self._orders.spoilt(c)]:
             self._give_up(conversation)
-        gone = tuple(op for op in self._undone if isinstance(op, Drop | Trim))
-        self._undone = ()
-        if gone:
-            self._device.post(self._carry_out, gone)
+        self._orders.settle()
         self._after_drop()
-
-    def _spoilt(self, conversation: Conversation) -> bool:
-        """Orders for its buffers were not carried out: its rows may not be what the books say."""
-        made = _made(self._undone)
-        return bool(made) and any(s.id in made for s in conversation.tip.ancestors())
 
     def _give_up(self, conversation: Conversation) -> None:
         self._ledger.forget(conversation.id)
@@ -290,13 +265,13 @@ class Bank(Actor):
         now = self._clock.now()
         conversation = self._ledger.turns[turn].conversation
         self._ledger.release(turn, keep, now)
-        if conversation.id in self._ledger.conversations and self._spoilt(conversation):
+        if conversation.id in self._ledger.conversations and self._orders.spoilt(conversation):
             self._give_up(conversation)
         else:
             self._disk.ended(turn, conversation)
         took = now - self._begun.pop(turn, now)
         self._held_for += (took - self._held_for) / 8 if self._held_for else took
-        self._order()
+        self._orders.send()
         self._serve_queue()
 
     # --- conversations
@@ -326,7 +301,7 @@ class Bank(Actor):
     def fork(self, ask: Fork, reply: Reply[Kept]) -> None:
         self._known(ask.conversation)
         got = self._ledger.fork(ask.conversation, ask.at, ask.name, self._clock.now())
-        self._order()
+        self._orders.send()
         if isinstance(got, Shortage):
             raise refusal(got)
         reply.set(self._kept(got))
@@ -343,7 +318,7 @@ class Bank(Actor):
         self._after_drop()
 
     def _after_drop(self) -> None:
-        self._order()
+        self._orders.send()
         self._serve_queue()
 
     @handles(Saved)
@@ -438,13 +413,3 @@ def refusal(short: Shortage) -> InsufficientMemory:
         holders=short.holders,
         largest_prompt=short.largest_prompt,
     )
-
-
-def _frees(orders: tuple[RowOp, ...]) -> bool:
-    return any(type(op).__name__ in ("Drop", "ResizeLayer") for op in orders)
-
-
-def _made(orders: tuple[RowOp, ...]) -> set[int]:
-    """Segments whose buffers or states orders make, fill or move."""
-    out = {op.target for op in orders if isinstance(op, CopyRows)}
-    return out | {op.segment for op in orders if isinstance(op, Allocate | ResizeLayer | SaveAnchor | LoadAnchor)}

@@ -13,6 +13,7 @@ from onecopy.actors.away import OnDisk
 from onecopy.actors.bank import Bank
 from onecopy.actors.disk_side import DiskSide
 from onecopy.actors.messages.lane import Cancel
+from onecopy.actors.orders import Orders
 from onecopy.actors.rows_door import Filling
 from onecopy.actors.rows_store import RowsStore
 from onecopy.actors.system import System
@@ -322,7 +323,7 @@ MUTANTS = (
     Mutant(
         "failed order believed",
         "rows count as copied although the device failed to copy them",
-        patch(Bank, "_carry_out", lambda self, orders: self._apply(orders)),
+        patch(Orders, "_carry_out", lambda self, orders: self._apply(orders)),
         lambda seed: NO_BUFFER,
     ),
     Mutant(
