@@ -153,7 +153,8 @@ class System:
     def _facts(self) -> dict[str, object]:
         """All that decides a row's bits. Rows of another model, cache type or arithmetic never match."""
         layout = self._engine.layout
-        return {
+        beside = self._drafting.mark
+        return ({"drafter": beside} if beside else {}) | {
             "weights": self._loaded.digest,
             "dtype": self._loaded.dtype,
             "layout": [_layer_facts(layer) for layer in layout.layers],

@@ -43,8 +43,8 @@ def prices(engine: Rounds, stopwatch: Callable[[], float]) -> Prices:
     """What drafting costs here, relative to a round of width 1. Takes about ten rounds."""
     widths, unit = _widths(engine, stopwatch)
     again = _again(engine, stopwatch) / unit if engine.layout.recurrent else 0.0
-    name = "" if engine.drafter is None else engine.drafter.name
-    return Prices(widths, again, tuple(s / unit for s in _ahead(engine, stopwatch)), name)
+    ahead, drafter = tuple(s / unit for s in _ahead(engine, stopwatch)), engine.drafter
+    return Prices(widths, again) if drafter is None else Prices(widths, again, ahead, drafter.name, drafter.mark)
 
 
 def _ahead(engine: Rounds, stopwatch: Callable[[], float]) -> list[float]:

@@ -37,13 +37,14 @@ class Prices:
 
     widths[w - 1]: a round of width w; none: nobody drafts. again: computing a recurrent state once more after a draft
     was rejected. ahead[d - 1]: d tokens that the device proposes at the end of a round; none: it has no drafter.
-    device: the kind of drafter it has.
+    device: the kind of drafter it has, mark: what its rows depend on beside the model.
     """
 
     widths: tuple[float, ...] = ()
     again: float = 0.0
     ahead: tuple[float, ...] = ()
     device: str = ""
+    mark: str = ""
 
     @property
     def drafters(self) -> tuple[str, ...]:

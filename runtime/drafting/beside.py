@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 import mlx.core as mx
 from mlx.utils import tree_flatten
 from onecopy.runtime.errors import ModelLoadError, Unsupported
+from onecopy.runtime.models.digest import digest
 from onecopy.runtime.models.loaded import Loaded
 from onecopy.runtime.models.safetensors import check_directory, parse
 
@@ -39,7 +40,7 @@ def load_beside(path: Path, loaded: Loaded, context: int) -> BlockDrafter:
     _fits(config, target, path, loaded.id)
     model = BlockModel(config)
     _fill(model, _weights(path), target.dtype, path)
-    return BlockDrafter(model, config, target, context)
+    return BlockDrafter(model, config, target, context, digest([*check_directory(path), file]))
 
 
 def read_config(found: Config, file: Path) -> BlockConfig:

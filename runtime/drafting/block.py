@@ -25,8 +25,9 @@ class BlockDrafter:
 
     name = "block"
 
-    def __init__(self, model: BlockModel, config: BlockConfig, target: Target, context: int) -> None:
-        """context: positions served at most."""
+    def __init__(self, model: BlockModel, config: BlockConfig, target: Target, context: int, mark: str) -> None:
+        """context: positions served at most. mark: a digest of the weights."""
+        self.mark = mark
         self._model, self._c, self._target = model, config, target
         self._taps = Taps([target.layers[i] for i in config.targets])
         self._rope = _table(config, context + config.block)

@@ -49,11 +49,15 @@ class After:
 class DeviceDrafter(Protocol):
     """Proposes tokens at the end of rounds. Its layers are kept for every row of every conversation.
 
-    name: what users call its kind. deepest: tokens it proposes at most. layers, dtypes: what it keeps per row.
+    name: what users call its kind. mark: what its rows depend on beside the model, "" for nothing. deepest: tokens it
+    proposes at most. layers, dtypes: what it keeps per row.
     """
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def mark(self) -> str: ...
 
     @property
     def deepest(self) -> int: ...

@@ -51,6 +51,7 @@ class MtpDrafter:
     """Drafts with a model's own head."""
 
     name = "mtp"
+    mark = ""
     deepest = DEEPEST
 
     def __init__(self, head: Head) -> None:

@@ -68,7 +68,8 @@ def ask(text: str, **more: Any) -> dict[str, Any]:
 
 
 async def prompt_of(whole: Whole, wanted: Mapping[str, Any]) -> tuple[int, ...]:
-    found = (await whole.http.post("/tokenize", json={"messages": wanted["messages"]})).json()
+    asked = {key: wanted[key] for key in ("messages", "tools") if key in wanted}
+    found = (await whole.http.post("/tokenize", json=asked)).json()
     return tuple(found["tokens"])
 
 
@@ -176,6 +177,34 @@ async def test_a_grammar_and_logprobs_keep_drafts_on_and_change_nothing(whole: W
         reply = await whole.ask(wanted)
     assert reply.said == plain.said
     assert reply.onecopy["accepted"] > 0
+
+
+async def test_a_background_reply_that_yields_goes_on_as_if_it_had_been_alone(whole: Whole) -> None:
+    slow = ask("in the background", max_tokens=40, priority="background")
+    asked = [slow, *(ask(f"in front {i}", max_tokens=16) for i in range(3))]
+    known = [await plainly(whole, wanted) for wanted in asked]
+    with knowing({prompt: reply.tokens for prompt, reply in known}):
+        replies = await whole.together(asked)
+    assert [r.said for r in replies] == [plain.said for _, plain in known]
+    assert all(r.onecopy["accepted"] > 0 for r in replies)
+
+
+async def test_penalties_and_forced_tools_are_drafted_and_unchanged(whole: Whole) -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    tool = {"type": "function", "function": {"name": "weather", "parameters": schema}}
+    for more in (
+        {"frequency_penalty": 0.7, "presence_penalty": 0.2, "temperature": 0.6, "seed": 5},
+        {"tools": [tool], "tool_choice": "required", "logit_bias": {}},
+    ):
+        wanted = ask("what is it like outside?", max_tokens=40, **more)
+        prompt = await prompt_of(whole, wanted)
+        plain = await whole.post({**wanted, "draft": False, "cache_salt": str(more)})
+        tokens = plain.json()["choices"][0]["token_ids"]
+        with knowing({prompt: tokens}):
+            reply = (await whole.post(wanted)).json()
+        assert reply["choices"][0]["token_ids"] == tokens
+        assert reply["onecopy"]["token_sha"] == plain.json()["onecopy"]["token_sha"]
+        assert reply["onecopy"]["drafted"] > 0
 
 
 async def test_a_failed_round_leaves_no_state_that_has_seen_more_than_the_rows_say(whole: Whole) -> None:

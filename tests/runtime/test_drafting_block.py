@@ -217,6 +217,16 @@ def test_the_target_says_what_it_says_by_itself(case: Case) -> None:
     assert np.array_equal(Talk(case.engine).feed(TOKENS[:90]), Talk(plain).feed(TOKENS[:90]))
 
 
+def test_rows_of_one_drafter_are_not_taken_for_those_of_another(tmp_path: Path) -> None:
+    marks = set()
+    for seed in (1, 1, 2):
+        made = drafter_for(tiny("llama", vocab_size=320), str(write_block_drafter(tmp_path / str(seed), seed=seed)))
+        assert made is not None
+        marks.add(made.mark)
+    assert len(marks) == 2
+    assert "" not in marks
+
+
 # --- what is refused
 
 
