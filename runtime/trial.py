@@ -45,6 +45,8 @@ class Trial:
             whole = self._feed([PROBE_TOKENS])[0]
         except (TypeError, ValueError, AttributeError, IndexError, KeyError, AssertionError, NotImplementedError) as e:
             reason = " ".join(str(e).split())[:200]
+            if "RowCache" in reason:
+                reason = "its own code computes on cached keys and values, which stay where they are here"
             raise ModelLoadError(f"{name}: this architecture does not run on kept rows: {reason}") from e
         stepped = self._in_steps()
         _compare(name, whole, wanted)

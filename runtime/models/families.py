@@ -41,6 +41,8 @@ def classes(config: dict[str, Any], source: Path) -> tuple[Any, Any]:
         light.enter()
         module = importlib.import_module(f"mlx_lm.models.{kind}")
         return module.Model, module.ModelArgs
+    except SystemExit:  # what a model file does when a package that it needs is missing
+        raise ModelLoadError(f"{source}: mlx-lm's code for {kind!r} needs a package that is not installed.") from None
     except (ImportError, AttributeError, ValueError):
         raise ModelLoadError(f"{source}: {unknown(kind)}") from None
 

@@ -58,6 +58,9 @@ def model_rows(model: nn.Module, name: str) -> ModelRows:
         raise ModelLoadError(
             f"{name}: does not run on this machine with its weights as they are: {reason} Try --dtype float32."
         ) from error
+    except (AttributeError, TypeError, ValueError, KeyError, IndexError) as error:  # code of a hundred families
+        reason = " ".join(str(error).split())[:200]
+        raise ModelLoadError(f"{name}: its model code does not run with this config: {reason}") from error
 
 
 def _probed(model: nn.Module, name: str) -> ModelRows:

@@ -91,3 +91,13 @@ def test_an_architecture_whose_rows_cannot_be_read_in_place_is_refused_in_one_li
     with pytest.raises(ModelLoadError, match=f"^{kind}: this architecture does not run on kept rows: .*") as refusal:
         opened(tiny(kind, **REFUSED[kind]))
     assert "\n" not in str(refusal.value)
+
+
+def test_model_code_that_fails_on_its_own_config_is_refused_in_one_line() -> None:
+    windows = {"sliding_window": 32, "sliding_window_layers": [1], "num_swa_attention_heads": 4, "conv_window": 2}
+    loaded = tiny("baichuan_m1", **windows, num_swa_key_value_heads=2, tie_word_embeddings=True)
+    with pytest.raises(
+        ModelLoadError, match=r"^baichuan_m1: its model code does not run with this config: "
+    ) as refusal:
+        opened(loaded)
+    assert "\n" not in str(refusal.value)

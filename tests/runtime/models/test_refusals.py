@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onecopy.runtime.errors import ModelLoadError
 from onecopy.runtime.models import load
+from onecopy.runtime.models.families import classes
 from onecopy.runtime.models.gguf_header import read_header
 from onecopy.runtime.models.safetensors import check_file
 
@@ -267,3 +268,12 @@ def test_a_damaged_gguf_header_is_read_or_refused_but_never_crashes(tmp_path: Pa
     with contextlib.suppress(ModelLoadError):
         tensors = read_header(damaged).tensors.values()
         assert all(t.offset + t.nbytes <= len(whole) for t in tensors)
+
+
+def test_model_code_that_ends_the_process_for_want_of_a_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def leaves(name: str) -> Any:
+        raise SystemExit(1)
+
+    monkeypatch.setattr("importlib.import_module", leaves)
+    with pytest.raises(ModelLoadError, match="mlx-lm's code for 'olmo' needs a package that is not installed"):
+        classes({"model_type": "olmo"}, Path("olmo"))
