@@ -186,13 +186,14 @@ class SimPool:
             self._broken(f"{op} cuts rows that are kept")
             keep = min(max(keep, 0), op.capacity)
         old, new = s.layers[op.layer], _made(kind, op.capacity)
-        self._took(kind.capacity_bytes(op.capacity))
+        for mine, theirs in ((old.arrays, new.arrays), (old.pooled, new.pooled)):  # one buffer after the other
+            self._took(sum(array.nbytes for array in theirs.values()))
+            self.held -= sum(array.nbytes for array in mine.values())
         if kind.rows:
             new.arrays["k"][0, :keep, 0] = s.rows(op.layer)[:keep]
         new.entries[: keep // RATIO] = old.entries[: keep // RATIO]
         new.state = old.state
         s.layers[op.layer] = new
-        self.held -= old.nbytes
         self.copied += keep * kind.row_bytes
         if op.layer == len(s.layers) - 1:
             s.capacity = op.capacity
