@@ -26,6 +26,7 @@ from onecopy.runtime.rows.pricing import (
     conversation_bytes,
     conversations_that_fit,
     exact,
+    fill_bytes,
     gain,
     largest_prompt,
     layer_bytes,
@@ -244,7 +245,7 @@ def run_with_states(pool: QsaPool, orders: Sequence[ops.RowOp], *segments: int) 
 
 def within(price: int | None, peak: int, layout: Layout) -> bool:
     assert price is not None
-    return peak <= price <= 1.02 * peak + max(layout.block_bytes, FILL)
+    return peak <= price <= 1.02 * peak + max(layout.block_bytes, fill_bytes(layout))
 
 
 @settings(max_examples=60, deadline=None)
