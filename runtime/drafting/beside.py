@@ -1,17 +1,16 @@
-"""Load a block drafter from a Hugging Face directory and fit it to the target it drafts for."""
+"""Make a block drafter of what a Hugging Face directory holds, and fit it to the target it drafts for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 from onecopy.runtime.errors import ModelLoadError, Unsupported
-from onecopy.runtime.models.digest import digest
+from onecopy.runtime.models.beside import read_beside
 from onecopy.runtime.models.loaded import Loaded
-from onecopy.runtime.models.safetensors import check_directory, parse
 
 from .block import BlockDrafter
 from .dflash import BlockConfig, BlockModel
@@ -29,18 +28,16 @@ def load_beside(path: Path, loaded: Loaded, context: int) -> BlockDrafter:
 
     ModelLoadError in one line: what is no such directory, what does not belong to this target.
     """
-    file = path / "config.json"
-    if not file.is_file():
-        raise ModelLoadError(f"{path}: no drafter is here: there is no config.json.")
-    config = read_config(parse(file.read_bytes(), file), file)
+    found = read_beside(path)
+    config = read_config(found.config, found.where)
     try:
         target = Target(loaded)
     except Unsupported as error:
         raise ModelLoadError(error.message) from None
     _fits(config, target, path, loaded.id)
     model = BlockModel(config)
-    _fill(model, _weights(path), target.dtype, path)
-    return BlockDrafter(model, config, target, context, digest([*check_directory(path), file]))
+    _fill(model, found.tensors, target.dtype, path)
+    return BlockDrafter(model, config, target, context, found.mark)
 
 
 def read_config(found: Config, file: Path) -> BlockConfig:
@@ -101,11 +98,6 @@ def _fits(c: BlockConfig, target: Target, path: Path, name: str) -> None:
     ):
         if wrong:
             raise ModelLoadError(f"{path}: this drafter is not for {name}: {sentence}.")
-
-
-def _weights(path: Path) -> dict[str, Any]:
-    files = [cast("dict[str, Any]", mx.load(str(file))) for file in check_directory(path)]
-    return {name: tensor for file in files for name, tensor in file.items()}
 
 
 def _fill(model: BlockModel, tensors: dict[str, Any], dtype: Any, path: Path) -> None:

@@ -6,7 +6,7 @@ loaded.py                   the result, as data
 hf.py, hf_vocab.py          Hugging Face directories, through mlx-lm
 safetensors.py              their weight files, checked before use
 gguf.py, gguf_*.py          GGUF: checked header, config and tensor names, vocabulary
-heads.py                    draft heads that a checkpoint carries beside its model
+heads.py, beside.py         draft heads that a checkpoint carries; a drafter in a directory of its own
 families.py, light.py       model classes by type, mlx-lm's without its heavy package
 dense.py, digest.py         weights as plain floats; the identity of weights
 """
