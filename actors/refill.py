@@ -16,7 +16,7 @@ from .messages.store import Read
 
 LOG = logging.getLogger("onecopy.store")
 
-AHEAD = 2
+AHEAD = 4
 """Records read before the writer has taken them: enough to keep disk and processors busy, and little memory."""
 
 
