@@ -102,11 +102,15 @@ class Ledger:
         return out
 
     def abandon(self) -> tuple[RowOp, ...]:
-        """Orders that give back every buffer and state there is: these books are closed, and nobody reads on."""
+        """Orders that give back every buffer and state there is: these books are closed, and nobody reads on.
+
+        What was ordered and not yet taken was never made, but what it gives back is still there.
+        """
+        pending = [op for op in self.take_orders() if isinstance(op, Drop | DropAnchor)]
         kept = (a for s in self.segments.values() for a in s.anchors.values())
         marked = (t.mark.anchor for t in self.turns.values() if t.mark is not None)
         anchors = (*self._books.states, *kept, *marked)
-        gone: tuple[RowOp, ...] = (*map(Drop, self.segments), *map(DropAnchor, anchors), Trim())
+        gone: tuple[RowOp, ...] = (*pending, *map(Drop, self.segments), *map(DropAnchor, anchors), Trim())
         self.segments.clear()
         self._books.states.clear()
         return gone

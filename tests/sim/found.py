@@ -76,3 +76,8 @@ def held_meanwhile(seed: int) -> Scenario:
     waits = Client((say(700),), begins=54.2, base=(1, 1100), salt=b"other")
     made = plain(talks, fills, more, waits, fixed=2 * BLOCK, drafts=1, slow=0.1)
     return replace(made, seed=seed, blocks=18)
+
+
+def bank_crashes_at(message: int) -> Scenario:
+    """The bank goes down after one of its messages, with orders that give states back not yet sent."""
+    return replace(STATES_LEFT, crashes=(Crash("bank", message, after=True),))

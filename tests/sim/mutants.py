@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,7 +30,7 @@ from onecopy.runtime.rows.segments import Segment, links
 
 from tests.sim import engine
 from tests.sim.disk import SimFile
-from tests.sim.found import NO_BUFFER, STATES_LEFT, held_meanwhile, leaves_while_restoring
+from tests.sim.found import NO_BUFFER, STATES_LEFT, bank_crashes_at, held_meanwhile, leaves_while_restoring
 from tests.sim.run import Report, run_scenario
 from tests.sim.scenario import Crash, Scenario, scenario, stored
 
@@ -188,6 +189,12 @@ def _only_segments(self: Ledger) -> Any:
     gone = (*map(Drop, self.segments), Trim())
     self.segments.clear()
     return gone
+
+
+def _loses_last(self: Ledger) -> Any:
+    """The orders, unless it is the end of the books that asks."""
+    out, self._books.orders = tuple(self._books.orders), []
+    return () if sys._getframe(1).f_code.co_name == "abandon" else out
 
 
 def _any_weights() -> contextlib.AbstractContextManager[Any]:
@@ -352,6 +359,12 @@ MUTANTS = (
         "a bank that crashed leaves copies of states on the device",
         patch(Ledger, "abandon", _only_segments),
         lambda seed: STATES_LEFT,
+    ),
+    Mutant(
+        "last orders lost",
+        "what a bank that crashed was about to give back stays on the device",
+        patch(Ledger, "take_orders", _loses_last),
+        lambda seed: bank_crashes_at(1 + seed),
     ),
     Mutant("any weights", "rows on disk serve whatever weights computed them", _any_weights, _reweighed),
     Mutant(

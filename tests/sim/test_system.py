@@ -41,6 +41,11 @@ def test_a_client_may_leave_at_any_moment_of_a_restore() -> None:
         assert run_scenario(found.leaves_while_restoring(0.02 * step)).broken == []
 
 
+def test_the_bank_may_crash_after_any_message_of_a_recurrent_conversation() -> None:
+    for message in range(1, 40):
+        assert run_scenario(found.bank_crashes_at(message)).broken == []
+
+
 def test_a_hold_and_a_resize_in_one_batch_of_messages_are_both_right_in_either_order() -> None:
     said = set()
     for seed in range(30):
