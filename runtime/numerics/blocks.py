@@ -8,6 +8,7 @@ one piece. Other blocks run as mlx-lm wrote them. The original block serves call
 from __future__ import annotations
 
 import sys
+from functools import lru_cache
 from typing import Any
 
 import mlx.core as mx
@@ -35,8 +36,13 @@ def named(module: nn.Module) -> str:
 
 def swiglu(gate: Array, x: Array) -> Array:
     """`silu(gate) * x` by a power of two: on a CPU, MLX's own sigmoid takes several times as long."""
-    one, two, turn = (spread(v, gate.shape) for v in (1.0, 2.0, -LOG2_E))
+    one, two, turn = _numbers(gate.shape)
     return gate * x / (one + mx.power(two, gate * turn))
+
+
+@lru_cache(4096)
+def _numbers(shape: tuple[int, ...]) -> tuple[Array, Array, Array]:
+    return spread(1.0, shape), spread(2.0, shape), spread(-LOG2_E, shape)
 
 
 def install_swiglu() -> None:
@@ -62,16 +68,15 @@ class RowAttention(nn.Module):  # type: ignore[misc]
         self.joined = joined
         self.o_proj = out
         self._original = [original]
-        self._table = [table]
+        self._turn, self._in, self._out = table.turn, joined.flat, out.flat
         self._heads = int(original.n_heads)
 
     def __call__(self, x: Array, mask: Any = None, cache: Any = None) -> Array:
         if not isinstance(cache, RowCache):
             return self._original[0](x, mask, cache)
-        qkv = self._table[0].turn(self.joined.flat(x.reshape(-1, x.shape[-1])), cache.positions)
+        qkv = self._turn(self._in(x.reshape(-1, x.shape[-1])), cache.positions)
         cache.write("kv", qkv[:, self._heads :].swapaxes(0, 1))
-        out = cache.attend(qkv[:, : self._heads])
-        return self.o_proj.flat(out).reshape(x.shape)
+        return self._out(cache.attend(qkv[:, : self._heads])).reshape(x.shape)
 
 
 class RowNorm(nn.Module):  # type: ignore[misc]
@@ -80,28 +85,39 @@ class RowNorm(nn.Module):  # type: ignore[misc]
     Source: Zhang and Sennrich, arXiv:1910.07467.
     """
 
-    FEW = 16
-    """Rows for which the weights are kept repeated (without memory of their own)."""
-
     def __init__(self, weight: Array, eps: float) -> None:
         super().__init__()
         self.weight = weight
-        self._eps = eps
-        self._repeated: dict[int, Array] = {}
+        self._numbers = NormNumbers(weight, eps)
 
     def __call__(self, x: Array) -> Array:
-        *lead, width = x.shape
-        one = (*lead, 1)
-        mean = x.square().sum(axis=-1, keepdims=True) * spread(1.0 / width, one)
-        return self._weights(x) * (x * mx.rsqrt(mean + spread(self._eps, one)))
+        each, eps, weight = self._numbers.of(x.shape)
+        return weight * (x * mx.rsqrt(x.square().sum(axis=-1, keepdims=True) * each + eps))
 
-    def _weights(self, x: Array) -> Array:
-        if x.ndim != 2 or x.shape[0] > self.FEW:
-            return self.weight
-        if x.shape[0] not in self._repeated:
-            self._repeated[x.shape[0]] = made = mx.broadcast_to(self.weight, x.shape)
-            mx.eval(made)
-        return self._repeated[x.shape[0]]
+
+class NormNumbers:
+    """What a norm multiplies and adds, in the shapes of what it is given: kept for few rows, made for many."""
+
+    FEW = 16
+
+    def __init__(self, weight: Array, eps: float) -> None:
+        self._weight, self._eps = weight, eps
+        self._kept: dict[tuple[int, ...], tuple[Array, Array, Array]] = {}
+
+    def of(self, shape: tuple[int, ...]) -> tuple[Array, Array, Array]:
+        """One over the width, eps, and the weights, to be used with an array of `shape`."""
+        found = self._kept.get(shape)
+        return self._made(shape) if found is None else found
+
+    def _made(self, shape: tuple[int, ...]) -> tuple[Array, Array, Array]:
+        one = (*shape[:-1], 1)
+        few = len(shape) == 2 and shape[0] <= self.FEW
+        weight = mx.broadcast_to(self._weight, shape) if few else self._weight
+        made = spread(1.0 / shape[-1], one), spread(self._eps, one), weight
+        if few:
+            mx.eval(weight)
+            self._kept[shape] = made
+        return made
 
 
 class RowFeedForward(nn.Module):  # type: ignore[misc]
@@ -111,16 +127,17 @@ class RowFeedForward(nn.Module):  # type: ignore[misc]
         super().__init__()
         self.joined = joined
         self.down_proj = down
+        self._in, self._out, self._how = joined.flat, down.flat, joined.how
         self._turns = down.how == joined.how and "bias" not in joined and "bias" not in down
 
     def __call__(self, x: Array) -> Array:
         rows = x.reshape(-1, x.shape[-1])
-        how = self.joined.how
+        how = self._how
         if isinstance(how, Turned) and rows.shape[0] > how.flat and self._turns:
             return how.by_columns(rows, self._columns).reshape(x.shape)
-        both = self.joined.flat(rows)
+        both = self._in(rows)
         half = both.shape[-1] // 2
-        return self.down_proj.flat(swiglu(both[:, :half], both[:, half:])).reshape(x.shape)
+        return self._out(swiglu(both[:, :half], both[:, half:])).reshape(x.shape)
 
     def _columns(self, x: Array) -> Array:
         both = mx.matmul(self.joined.weight, x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -26,16 +27,25 @@ class RoundShape:
         self.wanted: Array | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A linear's arrays beside its module, which looks each of its own up in a dictionary."""
+
+    weight: Array
+    turned: Array
+    bias: Array | None
+
+
 class RowLinear(nn.Module):  # type: ignore[misc]
     """`nn.Linear` over `[rows, 1, k]` (or any leading shape) with an exact arrangement. The weights are shared."""
 
     def __init__(self, weight: Array, bias: Array | None, how: Way) -> None:
         super().__init__()
         self.weight = weight
-        self._turned = weight.T
         if bias is not None:
             self.bias = bias
         self._how = how
+        self._held = Held(weight, weight.T, bias)
 
     @property
     def how(self) -> Way:
@@ -47,8 +57,9 @@ class RowLinear(nn.Module):  # type: ignore[misc]
 
     def flat(self, x: Array) -> Array:
         """`x [rows, k]` to `[rows, m]`."""
-        y = self._how.product(x, self.weight, self._turned)
-        return y + self.bias if "bias" in self else y
+        held = self._held
+        y = self._how.product(x, held.weight, held.turned)
+        return y if held.bias is None else y + held.bias
 
 
 class FusedLinear(nn.Module):  # type: ignore[misc]

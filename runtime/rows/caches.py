@@ -8,6 +8,7 @@ only.
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from typing import Any
 
 import mlx.core as mx
@@ -19,6 +20,9 @@ from .plan import RoundRows, Strip, Unit
 __all__ = ["RoundRows", "RowCache", "Strip", "install_attention"]
 
 Array = Any
+
+HERE = nullcontext()
+"""The stream that is the default one already."""
 
 
 class RowCache:
@@ -90,9 +94,9 @@ class RowCache:
         reading = now.reading(self.window, group, kvh)
         out = []
         for i, unit in enumerate(reading.units):
-            with mx.stream(now.lanes[i % len(now.lanes)]):
-                taken = [slice(a * group, b * group) for a, b in unit.bounds]
-                out.append(self._attend(unit, _rows(q, taken, 2), _rows(extra, taken, 1)))
+            taken = [slice(a * group, b * group) for a, b in unit.bounds]
+            with mx.stream(now.lanes[i % len(now.lanes)]) if i else HERE:
+                out.append(self._attend(unit, kvh, _rows(q, taken, 2), _rows(extra, taken, 1)))
         joined = out[0] if len(out) == 1 else mx.concatenate(out, axis=2)
         if rows == 1:
             return joined.reshape(1, -1)
@@ -101,14 +105,15 @@ class RowCache:
             by_row = mx.take(by_row, reading.back, axis=0)
         return by_row.reshape(rows, -1)
 
-    def _attend(self, unit: Unit, queries: Array, sinks: Array | None) -> Array:
+    def _attend(self, unit: Unit, kvh: int, queries: Array, sinks: Array | None) -> Array:
         tile = self._now.tile
         if unit.sheet is None:
-            return attend(
-                queries, [self._tiles(s.segment, s.first, s.last, bias=s.bias) for s in unit.spans], tile, sinks
-            )
-        tiles = [[self._tiles(p.segment, p.first, p.last, p.n) for p in g.products] for g in unit.sheet.groups]
-        return attend_sheet(queries.squeeze(1), tiles, unit.sheet, tile, sinks)[:, None]
+            tiles = [self._tiles(s.segment, kvh, (s.first, s.last), BLOCK, s.bias) for s in unit.spans]
+            return attend(queries, tiles, tile, sinks)
+        by_group = [
+            [self._tiles(p.segment, kvh, (p.first, p.last), p.n) for p in g.products] for g in unit.sheet.groups
+        ]
+        return attend_sheet(queries.squeeze(1), by_group, unit.sheet, tile, sinks)[:, None]
 
     def _arrays(self, segment: int) -> dict[str, Array]:
         return self._now.pool.segments[segment].layers[self.layer].arrays
@@ -117,10 +122,11 @@ class RowCache:
         arrays = self._arrays(self._now.writes[0].segment)
         return int(arrays["kv"].shape[0] // 2 if "kv" in arrays else arrays["k"].shape[0])
 
-    def _tiles(self, segment: int, first: int, last: int, n: int = BLOCK, bias: Array | None = None) -> Tiles:
-        arrays, kvh, span = self._arrays(segment), self._heads(), (first, last)
+    def _tiles(self, segment: int, kvh: int, span: tuple[int, int], n: int, bias: Array | None = None) -> Tiles:
+        arrays = self._arrays(segment)
         if "kv" in arrays:
-            shape, flat = arrays["kv"].shape, arrays["kv"].reshape(-1)
+            both = arrays["kv"]
+            shape, flat = both.shape, both.reshape(-1)
             keys, values = view(flat, shape, 0, kvh, span, n, True), view(flat, shape, kvh, kvh, span, n, False)
         else:
             keys, values = (
