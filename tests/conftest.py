@@ -7,10 +7,16 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+from onecopy.runtime import blas
 
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("steady", deadline=None)
 settings.load_profile("steady")
+
+
+def pytest_sessionstart() -> None:
+    """What is found out about arithmetic is kept for the process, so every test has to run on the same one."""
+    blas.install()
 
 
 @pytest.fixture(autouse=True)
