@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from .models.layouts import Tree
+from .models.replay import tape_of
 from .numerics.linear import RoundShape
 from .rows.attention import RowTile
 from .rows.buffers import Pool
@@ -45,6 +47,7 @@ class Forward:
         self._rows = [c for c in self._caches if not isinstance(c, StateCache)]
         self._states = [c for c in self._caches if isinstance(c, StateCache)]
         self._given = [_grown(part, self._caches) for part in tree]
+        self._tape = tape_of(model, len(self._states))
         self._tap = tap
         self._seen: dict[int, Array] = {}
         self._histories: dict[int, dict[int, History]] = {}
@@ -89,29 +92,33 @@ class Forward:
         tokens = mx.array(np.array([t for s in strips for t in s.tokens], dtype=np.int32))
         if not self._shape.flat:
             tokens = tokens.reshape(-1, length)
-        self._enter(now, length)
+        verified = any(s.wanted > 1 for s in strips)
+        self._enter(now, length, verified)
         self._shape.wanted, self._shape.taken = wanted, False
         try:
-            logits = self._model(tokens, cache=self._given)
+            with self._tape.listening() if self._tape is not None and verified else nullcontext():
+                logits = self._model(tokens, cache=self._given)
         finally:
             self._shape.wanted = None
             for cache in self._rows:
                 cache.round = None
-        self._leave(now)
+        self._leave(now, verified)
         logits = logits.reshape(-1, logits.shape[-1])
         return logits if self._shape.taken else logits[wanted]
 
-    def _enter(self, now: RoundRows, length: int) -> None:
+    def _enter(self, now: RoundRows, length: int, verified: bool) -> None:
         positions = now.positions()
         starts = positions if length == 1 else now.starts()
         for rows in self._rows:
             rows.round, rows.positions, rows.offset = now, positions, starts
-        verified = any(s.wanted > 1 for s in now.strips)
         for state in self._states:
             state.offset, state.length, state.trail = starts, length, verified
             state.load([now.pool.state(s.chain, state.layer) for s in now.strips])
 
-    def _leave(self, now: RoundRows) -> None:
+    def _leave(self, now: RoundRows, verified: bool) -> None:
+        if self._tape is not None and verified:
+            for cache, trails in zip(self._states, self._tape.take(), strict=True):
+                self._note(cache, now, [History(trails, len(cache.specs), b) for b in range(len(now.strips))])
         for cache in self._states:
             states = self._remember(cache, now) if isinstance(cache, NamedStates) and cache.trail else cache.unload()
             for s, state in zip(now.strips, states, strict=True):
@@ -119,9 +126,12 @@ class Forward:
 
     def _remember(self, cache: NamedStates, now: RoundRows) -> list[State]:
         histories = cache.histories()
+        self._note(cache, now, histories)
+        return [history.after(cache.length) for history in histories]
+
+    def _note(self, cache: StateCache, now: RoundRows, histories: Sequence[History]) -> None:
         for s, history in zip(now.strips, histories, strict=True):
             self._histories.setdefault(s.chain.leaf, {})[cache.layer] = history
-        return [history.after(cache.length) for history in histories]
 
     def take_back(self, strip: Strip, kept: int, pool: Pool) -> bool:
         """Puts the states of a strip of the last forward to what they were after its first `kept` rows, lazily.
