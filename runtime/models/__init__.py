@@ -7,7 +7,7 @@ hf.py, hf_vocab.py          Hugging Face directories, through mlx-lm
 safetensors.py              their weight files, checked before use
 gguf.py, gguf_*.py          GGUF: checked header, config and tensor names, vocabulary
 heads.py, beside.py         draft heads that a checkpoint carries; a drafter in a directory of its own
-families.py, light.py       model classes by type, mlx-lm's without its heavy package
+families.py, light.py       model classes by type; replay.py: the states of mlx-lm's delta nets at every row
 dense.py, digest.py         weights as plain floats; the identity of weights
 """
 
