@@ -3,9 +3,9 @@
     python -m benchmarks.store [--quick] [--conversations 200]
 
 The restore of a conversation is timed as its first token from disk less its first token from memory: both evaluate one
-token. The plain read takes the same files into new memory. Both find them in the page cache or, as after a start of the
-machine, on the disk. The slow disk takes a megabyte a second. The restart uses a tiny model: a start reads the manifest,
-whose size does not depend on the model.
+token. The plain read takes the same files into new memory. Both find them in the page cache or, as after a start of
+the machine, on the disk. The slow disk takes a megabyte a second. The restart uses a tiny model: a start reads the
+manifest, whose size does not depend on the model.
 """
 
 from __future__ import annotations
