@@ -165,6 +165,72 @@ class Sheet:
     order: Array
 
 
+@dataclass(frozen=True, slots=True)
+class EvenGroup:
+    """Products of as many tiles each, one of a single segment for each strip. bias: `[products, tiles, kept, n]`."""
+
+    products: tuple[Product, ...]
+    bias: Array | None
+
+
+@dataclass(frozen=True, slots=True)
+class Even:
+    """Short strips of `rows` query rows each that share nothing: no row has to be looked up, as in a `Sheet`.
+
+    Query rows come in the order of the groups' products.
+    """
+
+    groups: tuple[EvenGroup, ...]
+    rows: int
+
+
+def attend_even(
+    queries: Array, tiles: Sequence[Sequence[Tiles]], even: Even, tile: RowTile, sinks: Array | None
+) -> Array:
+    """`attend` for many such strips at once, with the same bits. queries `[kvh, 1, R, d]`, and so the result."""
+    kvh, _, _, width = queries.shape
+    by_strip = queries.reshape(kvh, -1, even.rows, width)
+    extra = None if sinks is None else sinks.reshape(kvh, -1, 1, even.rows, 1)
+    out, at = [], 0
+    for own, group in zip(tiles, even.groups, strict=True):
+        part = slice(at, at + len(own))
+        whole = len(even.groups) == 1
+        q, e = (x if x is None or whole else x[:, part] for x in (by_strip, extra))
+        out.append(_attend_group(q, own, group, tile, e))
+        at += len(own)
+    return _joined(out).reshape(kvh, 1, -1, tiles[0][0].values.shape[-1])
+
+
+def _attend_group(
+    queries: Array, tiles: Sequence[Tiles], group: EvenGroup, tile: RowTile, sinks: Array | None
+) -> Array:
+    """`[kvh, strips, rows, dv]` of `queries [kvh, strips, rows, d]`; sinks `[kvh, strips, 1, rows, 1]`."""
+    kvh, strips, m, _ = queries.shape
+    kept, each = tile.kept(m), tiles[0].keys.shape[1]
+    parts = mx.split(pad_rows(queries, tile.tall(m)), strips, axis=1)
+    scores = _joined([_scores(q, t, tile, kept) for q, t in zip(parts, tiles, strict=True)])
+    scores = scores.reshape(kvh, strips, each, kept, -1)
+    if group.bias is not None:
+        scores = scores + group.bias
+    top = scores.max(axis=-1, keepdims=True)
+    if each > 1:
+        top = top.max(axis=2, keepdims=True)
+    if sinks is not None:
+        sinks = mx.pad(sinks, [(0, 0), (0, 0), (0, 0), (0, kept - m), (0, 0)])
+        top = mx.maximum(top, sinks)
+    weights = exp2(scores - top)
+    by_tile = mx.split(weights.reshape(kvh, strips * each, kept, -1), strips, axis=1)
+    mixed = _joined([_mix(w, t.values, tile) for w, t in zip(by_tile, tiles, strict=True)])
+    mixed = mixed.reshape(kvh, strips, each, kept, -1)
+    total = weights.sum(axis=-1, keepdims=True)
+    if each > 1:
+        mixed, total = mixed.sum(axis=2, keepdims=True), total.sum(axis=2, keepdims=True)
+    if sinks is not None:
+        total = total + exp2(sinks - top)
+    out = (mixed / total).reshape(kvh, strips, kept, -1)
+    return out if kept == m else out[:, :, :m]
+
+
 def attend_sheet(
     queries: Array, tiles: Sequence[Sequence[Tiles]], sheet: Sheet, tile: RowTile, sinks: Array | None
 ) -> Array:

@@ -13,7 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from .attention import LOG2_E, Tiles, attend, attend_sheet, view
+from .attention import LOG2_E, Even, Tiles, attend, attend_even, attend_sheet, view
 from .layout import BLOCK
 from .plan import RoundRows, Strip, Unit
 
@@ -113,6 +113,8 @@ class RowCache:
         by_group = [
             [self._tiles(p.segment, kvh, (p.first, p.last), p.n) for p in g.products] for g in unit.sheet.groups
         ]
+        if isinstance(unit.sheet, Even):
+            return attend_even(queries, by_group, unit.sheet, tile, sinks)
         return attend_sheet(queries.squeeze(1), by_group, unit.sheet, tile, sinks)[:, None]
 
     def _arrays(self, segment: int) -> dict[str, Array]:
@@ -136,11 +138,16 @@ class RowCache:
 
 
 def _rows(x: Array | None, taken: list[slice], axis: int) -> Array | None:
-    """Some rows of `x`, joined."""
-    if x is None or (taken[0].start == 0 and sum(s.stop - s.start for s in taken) == x.shape[axis]):
+    """Some rows of `x`, joined in that order."""
+    if x is None or _all_of_it(taken, x.shape[axis]):
         return x
     parts = [x[(slice(None),) * axis + (s,)] for s in taken]
     return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=axis)
+
+
+def _all_of_it(taken: list[slice], size: int) -> bool:
+    ends = [0, *(s.stop for s in taken)]
+    return ends[-1] == size and all(s.start == end for s, end in zip(taken, ends, strict=False))
 
 
 def install_attention() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from .attention import Group, Product, RowTile, Sheet
+from .attention import Even, EvenGroup, Group, Product, RowTile, Sheet
 from .buffers import Pool
 from .layout import BLOCK, round_up
 from .ops import Chain
@@ -75,7 +75,7 @@ class Unit:
     """
 
     bounds: tuple[tuple[int, int], ...]
-    sheet: Sheet | None = None
+    sheet: Sheet | Even | None = None
     spans: tuple[Span, ...] = ()
 
 
@@ -145,6 +145,10 @@ class RoundRows:
         return Reading(tuple(units), None if order == sorted(order) else mx.array(np.argsort(order)))
 
     def _sheet(self, strips: Sequence[int], window: int | None, group: int) -> Unit:
+        alike = EvenMaker(self, window, group).make([self.strips[i] for i in strips])
+        if alike is not None:
+            order, even = alike
+            return Unit(tuple(self.bounds[strips[i]] for i in order), even)
         sheet = SheetMaker(self, window, group).make([self.strips[i] for i in strips])
         return Unit(tuple(self.bounds[i] for i in strips), sheet)
 
@@ -216,6 +220,41 @@ class _Read:
     count: int
 
 
+class EvenMaker:
+    """Lays the products of short strips out that have as many rows each, in one segment each that is theirs alone."""
+
+    def __init__(self, round_: RoundRows, window: int | None, group: int) -> None:
+        self._round, self._window, self._group = round_, window, group
+
+    def make(self, strips: Sequence[Strip]) -> tuple[list[int], Even] | None:
+        """The strips' order and how they are computed in it; None where some are not alike."""
+        reads = [list(self._round.tiles(s, int(self._round.seen_by(s)[0]), s.end, self._window)) for s in strips]
+        alone = len({segment for read in reads for segment, _, _ in read}) == len(strips)
+        if not alone or any(len(read) != 1 for read in reads) or len({len(s.tokens) for s in strips}) != 1:
+            return None
+        shapes: dict[tuple[int, int], list[int]] = {}
+        for i, (s, [(_, a, b)]) in enumerate(zip(strips, reads, strict=True)):
+            shapes.setdefault((b - a, keys_read(self._round.tile, a, b, s.end)), []).append(i)
+        groups = [self._group_of([(strips[i], reads[i][0]) for i in taken], n) for (_, n), taken in shapes.items()]
+        order = [i for taken in shapes.values() for i in taken]
+        return order, Even(tuple(groups), len(strips[0].tokens) * self._group)
+
+    def _group_of(self, strips: Sequence[tuple[Strip, tuple[int, int, int]]], n: int) -> EvenGroup:
+        products, biases = [], []
+        for s, (segment, a, b) in strips:
+            origin = self._round.pool.segments[segment].start // BLOCK
+            products.append(Product(segment, a - origin, b - origin, n))
+            queries = _positions(self._round.seen_by(s), self._group, self._round.tile)
+            biases.append((hidden_bias(a, b, queries, self._window, n), (b - a, len(queries), n)))
+        bias = _stacked(biases)
+        return EvenGroup(tuple(products), None if bias is None else bias.reshape(len(strips), *biases[0][1]))
+
+
+def keys_read(tile: RowTile, a: int, b: int, end: int) -> int:
+    """Keys read of each of the tiles `[a, b)` by queries before `end`: of a single one only what has begun."""
+    return min(BLOCK, round_up(end - a * BLOCK, tile.part)) if b - a == 1 else BLOCK
+
+
 class SheetMaker:
     """Lays the products of short strips out: strips that read the same tiles share one product."""
 
@@ -254,9 +293,7 @@ class SheetMaker:
     def _shape(self, key: tuple[int, int, int], rows: list[int], queries: Host) -> tuple[int, int, int]:
         """(rows of the product of queries, score rows kept of a tile, keys read of a tile)."""
         tile, (_, a, b) = self._round.tile, key
-        begun = int(queries[rows].max()) + 1 - a * BLOCK
-        n = min(BLOCK, round_up(begun, tile.part)) if b - a == 1 else BLOCK
-        return tile.tall(len(rows)), tile.kept(len(rows)), n
+        return tile.tall(len(rows)), tile.kept(len(rows)), keys_read(tile, a, b, int(queries[rows].max()) + 1)
 
     def _make_group(self, keys: Sequence[tuple[int, int, int]], tall: int, kept: int, n: int, queries: Host) -> Group:
         products, gather, owner, biases = [], [], [], []

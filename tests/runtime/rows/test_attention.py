@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from onecopy.runtime.numerics.arrange import Arrangement
-from onecopy.runtime.rows.attention import LOG2_E, RowTile, Tiles, attend, view
+from onecopy.runtime.rows.attention import LOG2_E, Even, RowTile, Sheet, Tiles, attend, view
 from onecopy.runtime.rows.buffers import Pool
 from onecopy.runtime.rows.caches import RowCache
 from onecopy.runtime.rows.layout import BLOCK, LayerLayout, Layout, RowTensor
@@ -99,6 +99,26 @@ def test_strips_over_shared_and_own_segments_get_the_bits_they_get_alone(window:
             at += len(s.tokens)
 
 
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("joint", [True, False])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_strips_that_share_nothing_get_the_bits_they_get_alone(window: int | None, joint: bool, rows: int) -> None:
+    made = Rows(window, joint)
+    strips = []
+    for i, at in enumerate([5, 600, 70, 300, 255, 256, 40, 700]):
+        made.segment(i, 0, 3)
+        strips.append(Strip(Chain((Link(i, 0, at),), 3 * BLOCK), at, (0,) * rows))
+    here = (mx.default_stream(mx.default_device()),)
+    (unit,) = RoundRows(strips, made.pool, TILE, here).reading(window, GROUP, KVH).units
+    assert isinstance(unit.sheet, Even)
+    q, sinks = queries(rows * len(strips)), RNG.standard_normal(KVH * GROUP, dtype=np.float32)
+    for extra in (None, sinks):
+        together = made.attend(strips, q, extra)
+        for i, s in enumerate(strips):
+            mine = slice(i * rows, (i + 1) * rows)
+            assert np.array_equal(made.attend([s], q[mine], extra), together[mine])
+
+
 def test_forks_read_their_ancestors_tiles_in_one_product() -> None:
     made = Rows()
     made.segment(1, 0, 2)
@@ -109,7 +129,7 @@ def test_forks_read_their_ancestors_tiles_in_one_product() -> None:
         strips.append(Strip(chain, 2 * BLOCK + i, (0,)))
     here = (mx.default_stream(mx.default_device()),)
     (unit,) = RoundRows(strips, made.pool, TILE, here).reading(None, GROUP, KVH).units
-    assert unit.sheet is not None
+    assert isinstance(unit.sheet, Sheet)
     segments = [p.segment for group in unit.sheet.groups for p in group.products]
     assert sorted(segments) == [1, 10, 11, 12, 13, 14]
     shared = next(g for g in unit.sheet.groups if g.products[0].segment == 1)
