@@ -3,6 +3,7 @@ PYTHON ?= python3
 PORT ?= 8080
 MODEL ?= smollm2
 MINUTES ?= 60
+WORKERS ?= 2
 BIN := .venv/bin
 UV := $(BIN)/uv pip install -q --python $(BIN)/python
 
@@ -21,7 +22,7 @@ types: .venv/ready-dev
 	$(BIN)/mypy -p onecopy
 
 unit: .venv/ready-dev
-	$(BIN)/pytest --cov --cov-report=term:skip-covered
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --cov --cov-report=term:skip-covered
 
 bench: .venv/ready-dev
 	$(BIN)/python -m benchmarks

@@ -94,7 +94,8 @@ def test_rows_are_measured_beside_mlx_lms_prompt_cache(tmp_path: Path) -> None:
 
 def test_rows_come_back_from_disk_and_are_written_once(tmp_path: Path) -> None:
     restore, written, gaps, restart = smoke("store", tmp_path)["tables"]
-    assert column(restore, "tokens") == [512]
+    assert column(restore, "tokens") == [512, 512]
+    assert column(restore, "read from") == ["disk", "page cache"]
     assert 0.5 < column(written, "written ÷ rows")[0] <= 1.05
     assert column(gaps, "rows are saved") == ["false", "true"]
     assert column(restart, "conversations on disk") == [0, 5]

@@ -13,7 +13,9 @@ audit.py, bench.py, store.py    checks, measurements, the rows store
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -51,9 +53,21 @@ COMMANDS: dict[str, Command] = {
 
 
 def entry() -> NoReturn:
-    """The program `onecopy`: a process whose memory comes in large pages where the system has them, then `main`."""
+    """The program `onecopy`: a process whose memory comes in large pages where the system has them, then `main`.
+
+    It leaves without the destructors of the libraries it loaded: MLX's may find a thread of its own still there, and abort
+    a process that has done all its work.
+    """
     ask_for_large_pages()
-    sys.exit(main())
+    try:
+        code = main()
+    except SystemExit as left:  # argparse: usage and help
+        code = left.code if isinstance(left.code, int) else 2 if left.code else 0
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

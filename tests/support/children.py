@@ -18,7 +18,7 @@ import trio
 
 from tests.support.system import CHAT, PATIENCE, Reply
 
-CLI = "import sys; from onecopy.api.cli import main; sys.exit(main())"
+CLI = "from onecopy.api.cli import entry; entry()"
 START = 120.0
 _SERVES = re.compile(r"onecopy serves .* on (http://\S+)")
 _SAVED = re.compile(r"saved (\S+): (\d+) tokens on disk")
