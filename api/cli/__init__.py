@@ -55,8 +55,8 @@ COMMANDS: dict[str, Command] = {
 def entry() -> NoReturn:
     """The program `onecopy`: a process whose memory comes in large pages where the system has them, then `main`.
 
-    It leaves without the destructors of the libraries it loaded: MLX's may find a thread of its own still there, and abort
-    a process that has done all its work.
+    It leaves without the destructors of the libraries it loaded: MLX's may find a thread of its own still there, and
+    abort a process that has done all its work.
     """
     ask_for_large_pages()
     try:
