@@ -61,7 +61,7 @@ async def test_e2_a_refusal_carries_the_numbers_and_the_server_goes_on(tiny: Pat
 @pytest.mark.slow
 async def test_e3_near_identical_requests_cost_their_tails_and_everything_goes_when_it_is_dropped(tiny: Path) -> None:
     async with serving(tiny, rows=80 * BLOCK_BYTES) as whole:
-        draw = random.Random(9)
+        draw, elsewhere = random.Random(9), objects()
         peaks, resident = list[int](), list[int]()
         for _ in range(2):
             used = await traffic(whole, draw, REQUESTS)
@@ -74,7 +74,7 @@ async def test_e3_near_identical_requests_cost_their_tails_and_everything_goes_w
             numbers = await whole.at_rest()
             assert numbers["bank"]["bytes_used"] == numbers["bank"]["segments"] == 0
             assert not pool.segments
-            assert objects() == 0
+            assert objects() <= elsewhere
         assert peaks[1] <= peaks[0] + BLOCK_BYTES
         assert resident[1] <= resident[0] + (64 << 20)
 
