@@ -1,31 +1,31 @@
-"""One restore: records are read and verified ahead, side by side, and handed to the writer in their order."""
+"""One restore: runs of records are read and verified, and while one is written the next is on its way."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import trio
 from onecopy.runtime.core import Ref
 from onecopy.runtime.errors import OnecopyError
 from onecopy.runtime.rows.layout import BLOCK
-from onecopy.runtime.store import Kind, Stored
+from onecopy.runtime.store import Kind, Stored, Tensors
 
 from .messages.stager import Restore, RestoreReport
 from .messages.store import Read
 
 LOG = logging.getLogger("onecopy.store")
 
-AHEAD = 4
-"""Records read before the writer has taken them: enough to keep disk and processors busy, and little memory."""
+RUN = 4
+"""Records read by one call: enough for a disk to go forward, and what a cancel may have to wait for."""
 
 
-@dataclass(slots=True, eq=False)
-class Slot:
-    """A record on its way. stored: None when it cannot be had."""
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Records as they came. rooms: where each was to be read to; None for what has no place of its own."""
 
-    stored: Stored | None = None
-    come: trio.Event = field(default_factory=trio.Event)
+    records: tuple[Stored, ...]
+    rooms: tuple[Tensors | None, ...]
 
 
 class Refill:
@@ -39,9 +39,9 @@ class Refill:
         self._anchored = False
 
     async def run(self) -> None:
-        send, receive = trio.open_memory_channel[Slot](AHEAD - 1)
+        send, receive = trio.open_memory_channel[Run](0)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._read_ahead, nursery, send)
+            nursery.start_soon(self._read_ahead, send)
             try:
                 await self._write(receive)
             except OnecopyError as error:
@@ -54,34 +54,42 @@ class Refill:
         rows = ask.anchor[0] if self._anchored and ask.anchor is not None else blocks
         return RestoreReport(rows, self._anchored, self._blocks, self._read, seconds)
 
-    async def _read_ahead(self, nursery: trio.Nursery, send: trio.MemorySendChannel[Slot]) -> None:
-        ask = self._ask
+    async def _read_ahead(self, send: trio.MemorySendChannel[Run]) -> None:
+        keys = self._ask.keys if self._ask.anchor is None else (*self._ask.keys, self._ask.anchor[1])
         async with send:
-            for key in ask.keys if ask.anchor is None else (*ask.keys, ask.anchor[1]):
-                slot = Slot()
-                await send.send(slot)
-                nursery.start_soon(self._fetch, key, slot)
+            for first in range(0, len(keys), RUN):
+                wanted = keys[first : first + RUN]
+                try:
+                    run = await self._fetch(first, wanted)
+                except OnecopyError as error:
+                    LOG.warning("reading rows of %s: %s", self._ask.owner, error.message)
+                    return
+                await send.send(run)
+                if len(run.records) < len(wanted):
+                    return
 
-    async def _fetch(self, key: bytes, slot: Slot) -> None:
-        try:
-            slot.stored = await self._store.ask(Read(key))
-        except OnecopyError as error:
-            LOG.warning("reading rows of %s: %s", self._ask.owner, error.message)
-        slot.come.set()
+    async def _fetch(self, first: int, keys: tuple[bytes, ...]) -> Run:
+        rooms = tuple([await self._room(n) for n in range(first, first + len(keys))])
+        return Run(await self._store.ask(Read(keys, rooms)), rooms)
 
-    async def _write(self, receive: trio.MemoryReceiveChannel[Slot]) -> None:
-        async for slot in receive:
-            await slot.come.wait()
-            if slot.stored is None:
-                return
-            await self._take(slot.stored)
+    async def _room(self, number: int) -> Tensors | None:
+        """The first run has none: it is read while the device is still making the memory."""
+        ask = self._ask
+        placed = RUN <= number < len(ask.keys)
+        return await ask.writer.room(ask.segment, ask.first + number) if placed else None
 
-    async def _take(self, stored: Stored) -> None:
+    async def _write(self, receive: trio.MemoryReceiveChannel[Run]) -> None:
+        async for run in receive:
+            for stored, room in zip(run.records, run.rooms, strict=False):
+                await self._take(stored, room)
+
+    async def _take(self, stored: Stored, room: Tensors | None) -> None:
         ask = self._ask
         self._read += stored.size
-        if stored.kind is Kind.BLOCK:
-            await ask.writer.write_block(ask.segment, ask.first + self._blocks, stored.tensors)
-            self._blocks += 1
-        else:
+        if stored.kind is not Kind.BLOCK:
             await ask.writer.write_anchor(ask.segment, stored.start + len(stored.tokens), stored.tensors)
             self._anchored = True
+            return
+        if stored.tensors is not room:
+            await ask.writer.write_block(ask.segment, ask.first + self._blocks, stored.tensors)
+        self._blocks += 1

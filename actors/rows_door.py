@@ -11,6 +11,7 @@ from onecopy.runtime.rows.transfer import (
     Slots,
     Tensors,
     believed,
+    block_of,
     fill,
     read_rows,
     read_state,
@@ -84,6 +85,11 @@ class Filling:
         self._disk = disk
         self._slots: dict[int, Slots | None] = {}
         self._ratios = row_ratios(pool.layout)
+
+    async def room(self, segment: int, block: int) -> Tensors | None:
+        slots = await self._slots_at(segment, block * BLOCK)
+        found = self._door.segment(segment, block * BLOCK)
+        return None if slots is None or found.frontier > block * BLOCK else block_of(slots, block)
 
     async def write_block(self, segment: int, block: int, tensors: Tensors) -> None:
         """Rows before the frontier are there already, bit for bit; only those past it are written."""

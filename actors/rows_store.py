@@ -10,6 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, TypeVar
 
 import outcome
@@ -27,6 +28,7 @@ from onecopy.runtime.store import (
     Stored,
     anchor_key,
     block_key,
+    read_run,
 )
 from onecopy.runtime.store.portable import Memory, export_image, import_image, tip_of
 
@@ -153,23 +155,21 @@ class RowsStore(Actor):
         reply.set(Planned(tuple(keys), missing, wanted, sum(place.size for place in places if place is not None), end))
 
     @handles(Read)
-    def read(self, ask: Read, reply: Reply[Stored | None]) -> None:
+    def read(self, ask: Read, reply: Reply[tuple[Stored, ...]]) -> None:
         if self._engine is None:
-            reply.set(None)
+            reply.set(())
         else:
-            self._nursery.start_soon(self._read, self._engine, ask.key, reply)
+            self._nursery.start_soon(self._read, self._engine, ask, reply)
 
-    async def _read(self, engine: RowsOnDisk, key: bytes, reply: Reply[Stored | None]) -> None:
-        entry = engine.locate(key)
-        stored = None
-        try:
-            stored = await self._disk.in_thread(engine.load, entry) if entry is not None else None
-        except (OSError, ValueError) as error:
-            failure = error
+    async def _read(self, engine: RowsOnDisk, ask: Read, reply: Reply[tuple[Stored, ...]]) -> None:
+        entries = [entry for entry in takewhile(bool, map(engine.locate, ask.keys)) if entry is not None]
+        records, failure = await self._disk.in_thread(read_run, engine.reader(), entries, ask.rooms)
+        if failure is not None:
+            key = ask.keys[len(records)]
             self._enqueue(Job(lambda engine: engine.failed(key, failure)))
-        if stored is not None:
+        for stored in records:
             engine.loaded(stored)
-        reply.set(stored)
+        reply.set(tuple(records))
 
     @handles(ListConversations)
     def list_conversations(self, _: ListConversations, reply: Reply[tuple[Conversation, ...]]) -> None:

@@ -36,6 +36,11 @@ class RowsReader(Protocol):
 class RowsWriter(Protocol):
     """Writes restored rows past a segment's frontier. Arrays are only valid during the call."""
 
+    async def room(self, segment: int, block: int) -> Tensors | None:
+        """The memory of a whole block past the frontier, to be filled from any thread while the restore lasts. None:
+        there is no such memory; its rows come by `write_block`."""
+        ...
+
     async def write_block(self, segment: int, block: int, tensors: Tensors) -> None: ...
     async def write_anchor(self, segment: int, at: int, tensors: Tensors) -> None: ...
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from onecopy.runtime.core import Ask, Message
-from onecopy.runtime.store import Conversation, Found, Record, Stored
+from onecopy.runtime.store import Conversation, Found, Record, Stored, Tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +63,16 @@ class Put(Ask[int]):
 
 
 @dataclass(frozen=True, slots=True)
-class Read(Ask[Stored | None]):
-    """One record, verified. None: not there, damaged, of another version, unreadable; then it will be written anew."""
+class Read(Ask[tuple[Stored, ...]]):
+    """Records in a row, verified, up to the first that cannot be had: not there, damaged, of another version,
+    unreadable; that one will be written anew.
 
-    key: bytes
+    rooms: for each, writable memory named as its tensors, or None. When they are alike the record is read right there,
+    and the answer's `tensors` is the very room; one that fails leaves its room zero.
+    """
+
+    keys: tuple[bytes, ...]
+    rooms: tuple[Tensors | None, ...]
 
 
 @dataclass(frozen=True, slots=True)

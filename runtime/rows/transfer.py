@@ -15,7 +15,7 @@ import numpy as np
 from onecopy.runtime.store.safetensors import BF16
 
 from .buffers import Pool, put
-from .layout import Layout
+from .layout import BLOCK, Layout
 from .pricing import clamp_pooled
 
 Array = np.ndarray[Any, Any]
@@ -93,6 +93,16 @@ def fill(slots: Slots, at: int, rows: Tensors) -> None:
         if into.shape != array.shape or into.dtype != array.dtype:
             raise ValueError(f"tensor {key} has another shape or dtype than the segment's")
         np.copyto(into, array)
+
+
+def block_of(slots: Slots, block: int) -> Tensors:
+    """The slots' own memory of a whole block, by the names that its record's tensors have."""
+    return {key: _entries(array, slots, block, slots.ratios[key]) for key, array in slots.arrays.items()}
+
+
+def _entries(array: Array, slots: Slots, block: int, ratio: int) -> Array:
+    origin = slots.start // ratio
+    return array[:, block * BLOCK // ratio - origin : (block + 1) * BLOCK // ratio - origin]
 
 
 def write_rows(pool: Pool, segment: int, start: int, tensors: Tensors) -> None:

@@ -8,7 +8,7 @@ Failures are OSErrors, as the operating system gives them.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, TypeVarTuple
 
@@ -37,6 +37,10 @@ class File(Protocol):
 
     def pread_into(self, offset: int, buffer: bytearray | memoryview) -> int:
         """Fills `buffer` (writable, contiguous) from `offset`; returns the bytes read, fewer only at the end."""
+        ...
+
+    def pread_into_all(self, offset: int, buffers: Sequence[memoryview]) -> int:
+        """As `pread_into`, filling one buffer after another."""
         ...
 
     def append(self, data: Readable) -> int:

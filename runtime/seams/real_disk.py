@@ -7,7 +7,9 @@ import errno
 import fcntl
 import os
 import stat as modes
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import TypeVar, TypeVarTuple
 
 import trio
@@ -20,6 +22,7 @@ _FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
 _UNKNOWN = {errno.ENOTSUP, errno.ENOTTY, errno.EINVAL}
 _data_sync: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
 _MOST = 1 << 30  # Linux moves at most 2 GiB - 4 KiB in one call; macOS refuses 2 GiB and more.
+_PIECES = 1024  # IOV_MAX of Linux and macOS.
 
 
 def _sync(fd: int, ordinary: Callable[[int], None] = os.fsync) -> None:
@@ -32,6 +35,22 @@ def _sync(fd: int, ordinary: Callable[[int], None] = os.fsync) -> None:
             if error.errno not in _UNKNOWN:
                 raise
     ordinary(fd)
+
+
+def _at_once(views: Sequence[memoryview]) -> list[memoryview]:
+    """The leading views that one call may fill: so many, and so many bytes, as every system takes."""
+    ends = list(accumulate(len(view) for view in views[:_PIECES]))
+    whole = bisect_right(ends, _MOST)
+    return list(views[:whole]) or [views[0][:_MOST]]
+
+
+def _behind(views: Sequence[memoryview], done: int) -> list[memoryview]:
+    """What is left of views when their first `done` bytes are filled."""
+    for i, view in enumerate(views):
+        if done < len(view):
+            return [view[done:], *views[i + 1 :]]
+        done -= len(view)
+    return []
 
 
 class RealFile:
@@ -52,6 +71,16 @@ class RealFile:
             if not got:
                 break
             done += got
+        return done
+
+    def pread_into_all(self, offset: int, buffers: Sequence[memoryview]) -> int:
+        left, done = [memoryview(buffer).cast("B") for buffer in buffers], 0
+        while left:
+            got = os.preadv(self._open(), _at_once(left), offset + done)
+            if not got:
+                break
+            done += got
+            left = _behind(left, got)
         return done
 
     def append(self, data: Readable) -> int:

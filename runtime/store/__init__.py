@@ -5,6 +5,7 @@ safetensors.py    payloads as safetensors images
 record.py         one record's bytes        content.py  records as tokens and tensors
 manifest.py       the log's bytes           index.py    the log applied: what exists, and where
 packs.py          pack files                journal.py  the manifest file
+reader.py         records read, placed.py: into the rows' own memory
 shelf.py          the write order: data durable, manifest durable, acknowledged     recovery.py  the way back
 room.py           quota, floor, sweep       conversations.py, portable.py  what the command line shows and moves
 permit.py         what a save costs         rows_on_disk.py  the engine that the rows store actor owns
@@ -14,6 +15,7 @@ from .content import Found, Record, Stored, Verified
 from .conversations import Conversation
 from .keys import KEY_BYTES, ROOT, anchor_key, block_key, block_keys, fingerprint
 from .permit import charge, cold_charge, permit
+from .reader import read_run
 from .record import Kind
 from .room import StoreFull, Swept
 from .rows_on_disk import DEFAULT_QUOTA, ReadOnly, RowsOnDisk
@@ -44,4 +46,5 @@ __all__ = [
     "cold_charge",
     "fingerprint",
     "permit",
+    "read_run",
 ]

@@ -17,13 +17,14 @@ from typing import Any
 from ..errors import StoreUnusable
 from ..seams import Disk
 from . import manifest as log
-from .content import Found, Record, Stored, Verified, decode_content, encode_content
+from .content import Found, Record, Stored, Verified, encode_content
 from .conversations import Conversation, conversations, tail_of
 from .index import Entry
 from .keys import ROOT, anchor_key, block_keys
 from .owners import owner_of
 from .packs import Packs
-from .record import BadRecord, OtherVersion
+from .reader import Reader
+from .record import OtherVersion
 from .recovery import Recovered, recover
 from .room import IDLE_DEAD, Room, Swept, pack_bytes
 from .shelf import Shelf
@@ -130,12 +131,14 @@ class RowsOnDisk:
         """Where a record lies now, for `load`."""
         return self._shelf.index.entries.get(key)
 
+    def reader(self) -> Reader:
+        """For records from `locate`. Changes nothing: it may be used beside everything else."""
+        return Reader(self._disk, self._shelf.packs.file)
+
     def load(self, entry: Entry) -> Stored:
         """Reads and verifies one record. Changes nothing. Raises OSError, OtherVersion, BadRecord or BadImage."""
-        header, payload = self._shelf.packs.load(entry.pack, entry.offset, entry.length)
-        if header.key != entry.key:
-            raise BadRecord("another record's bytes")
-        return decode_content(header, payload)
+        with self.reader() as reader:
+            return reader.load(entry)
 
     def read(self, key: bytes) -> Stored | None:
         """The verified record, or None: not there, damaged (quarantined), of another version, or unreadable."""

@@ -136,7 +136,7 @@ async def test_without_a_directory_answers_go_on_and_it_is_tried_again(autojump_
     tokens = talk(1, 512)
     async with bench(disk, strict=False) as b:
         assert await b.found(tokens) == await b.store.ask(Lookup(()))
-        assert await b.store.ask(Read(bytes(32))) is None
+        assert await b.store.ask(Read((bytes(32),), (None,))) == ()
         with pytest.raises(NotPersisting):
             await b.store.ask(Put(tuple(records_of(tokens))))
         disk.faults.readonly = False

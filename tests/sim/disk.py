@@ -7,7 +7,7 @@ import errno
 import os
 import posixpath
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar, TypeVarTuple
 
@@ -262,6 +262,15 @@ class SimFile:
         data = self.pread(offset, len(view))
         view[: len(data)] = data
         return len(data)
+
+    def pread_into_all(self, offset: int, buffers: Sequence[memoryview]) -> int:
+        data = self.pread(offset, sum(map(len, buffers)))
+        at = 0
+        for buffer in buffers:
+            part = data[at : at + len(buffer)]
+            buffer[: len(part)] = part
+            at += len(part)
+        return at
 
     def append(self, data: Readable) -> int:
         self._step(writes=True)

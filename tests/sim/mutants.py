@@ -269,6 +269,15 @@ def _repeats_a_block() -> contextlib.AbstractContextManager[Any]:
     return mock.patch.object(Filling, "write_block", wrong)
 
 
+def _places_lower() -> contextlib.AbstractContextManager[Any]:
+    right = Filling.room
+
+    async def wrong(self: Any, segment: int, block: int) -> Any:
+        return await right(self, segment, block - 1)
+
+    return mock.patch.object(Filling, "room", wrong)
+
+
 def _crashing(seed: int) -> Scenario:
     return replace(scenario(seed), slow=1.0, crashes=(Crash("lane", 3 + seed % 20, after=False),))
 
@@ -325,6 +334,7 @@ MUTANTS = (
     Mutant("queue not served", "memory that comes back wakes nobody", patch(Bank, "_serve_queue", lambda self: None)),
     Mutant("full mailbox drops", "a message to a full mailbox vanishes", _drops_when_full, _full),
     Mutant("replies forgotten", "an actor that ends answers nobody", _replies_forgotten, _crashing),
+    Mutant("restore a block too low", "a block is read into the memory of the one before", _places_lower, stored),
     Mutant("restore repeats a block", "the first block comes back in place of the second", _repeats_a_block, stored),
     Mutant("stale keys", "rows written after a rewind go under the keys of the old ones", _all_keys_hold, stored),
     Mutant(

@@ -233,6 +233,11 @@ class Door:
     def filling(self) -> Door:
         return Door(self._world, self._door.filling())
 
+    async def room(self, segment: int, block: int) -> Any:
+        room = await self._door.room(segment, block)
+        self._check(segment)
+        return room
+
     async def write_block(self, segment: int, block: int, tensors: Any) -> None:
         await self._door.write_block(segment, block, tensors)
         self._check(segment)

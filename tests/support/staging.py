@@ -66,6 +66,9 @@ class Segments:
         self.reads.append(at)
         return rows_of(self.tokens[segment][:at])
 
+    async def room(self, segment: int, block: int) -> None:
+        return None
+
     async def write_block(self, segment: int, block: int, tensors: Tensors) -> None:
         await trio.lowlevel.checkpoint()
         self.written[block] = {name: array.copy() for name, array in tensors.items()}

@@ -1,0 +1,102 @@
+"""A record read straight into the memory its tensors belong in: no copy between the disk and the rows.
+
+What is read is judged as always, by the checksum of every byte. A record that fails leaves zeros behind, because rows
+past a frontier are read, and weighed by nothing, as long as they are finite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import chain
+
+import numpy as np
+import xxhash
+
+from ..seams import File
+from .content import TOKENS, Stored
+from .record import HEADER_BYTES, BadRecord, Header, decode_header
+from .safetensors import Array, BadImage, Head, Tensors, decode_head, head_bytes, info_of
+
+FIRST = 16 << 10
+"""Bytes read to learn what a record holds: its header and, for most models, all of its payload's."""
+
+
+def load_placed(file: File, offset: int, total: int, key: bytes, room: Tensors) -> Stored | None:
+    """Reads a record, `key`, of `total` bytes at `offset` into `room`: writable arrays, named as the record's tensors.
+
+    None, and nothing written, when the record's tensors are not the room's in name, shape and dtype, or the room is not
+    contiguous along its last two axes. Raises OSError, OtherVersion, BadRecord or BadImage; the room is zero then.
+    """
+    header, head = _opening(file, offset, total)
+    if header.key != key:
+        raise BadRecord("another record's bytes")
+    content = decode_head(memoryview(head)[HEADER_BYTES:], header.length)
+    tokens = np.empty(header.rows, "<u4")
+    arrays = _in_order(content, {TOKENS: tokens, **room})
+    if arrays is None:
+        return None
+    pieces = [piece for array in arrays for piece in _pieces(array)]
+    size = HEADER_BYTES + content.size
+    try:
+        got = file.pread_into_all(offset + size, pieces)
+        _judge(header, head[HEADER_BYTES:size], pieces, got)
+    except (OSError, ValueError):
+        for array in room.values():
+            array[...] = 0
+        raise
+    return Stored(
+        header.kind,
+        header.key,
+        header.parent,
+        header.start,
+        tuple(tokens.tolist()),
+        room,
+        content.metadata,
+        header.fingerprint,
+        HEADER_BYTES + header.length,
+    )
+
+
+def _opening(file: File, offset: int, total: int) -> tuple[Header, bytes]:
+    """The record's header, and its bytes up to the tensors' at least."""
+    head = file.pread(offset, min(FIRST, total))
+    header = decode_header(head)
+    if header.total != total:
+        raise BadRecord("another length than the manifest's")
+    needed = HEADER_BYTES + head_bytes(head[HEADER_BYTES : HEADER_BYTES + 8], header.length)
+    if needed > len(head):
+        head += file.pread(offset + len(head), needed - len(head))
+    return header, head
+
+
+def _in_order(content: Head, room: Mapping[str, Array]) -> list[Array] | None:
+    """The room's arrays in the order of the record's, or None when they are not the same."""
+    if content.infos.keys() != room.keys():
+        return None
+    for name, info in content.infos.items():
+        try:
+            place = info_of(room[name])
+        except BadImage:
+            return None
+        if (place.dtype, place.shape) != (info.dtype, info.shape) or not _flat(room[name]):
+            return None
+    return [room[name] for name, _ in sorted(content.infos.items(), key=lambda item: item[1].data_offsets)]
+
+
+def _flat(array: Array) -> bool:
+    return array.ndim < 3 or all(part.flags.c_contiguous for part in array)
+
+
+def _pieces(array: Array) -> list[memoryview]:
+    parts = chain(array) if array.ndim > 2 else (array,)
+    return [part.reshape(-1).view("u1").data for part in parts if part.size]
+
+
+def _judge(header: Header, head: bytes, pieces: list[memoryview], got: int) -> None:
+    if got != sum(len(piece) for piece in pieces):
+        raise BadRecord("the record is cut short")
+    checksum = xxhash.xxh3_128(head)
+    for piece in pieces:
+        checksum.update(piece)
+    if checksum.digest() != header.checksum:
+        raise BadRecord("payload checksum")
