@@ -156,11 +156,11 @@ class Rows:
         from onecopy.runtime.engine import Engine
         from onecopy.runtime.rows.ops import Allocate, Drop
 
-        self._engine = Engine.open(loaded, context=4096, stopwatch=time.perf_counter, fast=fast)
+        self._engine = Engine.open(loaded, context=16384, stopwatch=time.perf_counter, fast=fast)
         self._allocate, self._drop = Allocate, Drop
 
     def prefill(self, prompt: list[int]) -> int:
-        self._engine.pool.apply((self._allocate(1, 0, 1024),))
+        self._engine.pool.apply((self._allocate(1, 0, -(-len(prompt) // 256) * 256),))
         for at in range(0, len(prompt), 256):
             token = self._round([(1, at, prompt[at : at + 256])], at + 256 >= len(prompt))
         self._engine.pool.apply((self._drop(1),))

@@ -32,6 +32,9 @@ NEAR, NEAR_HALF = 1e-3, 5e-2
 STEPS = (1, 3, 4)
 """Lengths of the strips that the trial's tokens are fed in, beside all at once."""
 
+MANY = 8
+"""Strips beside each other: as many rows as experts are sorted from, which is another way to compute them."""
+
 
 class Trial:
     """Plays the probe's tokens on scratch segments, alone and in company."""
@@ -52,7 +55,7 @@ class Trial:
         _compare(name, whole, wanted)
         _compare(name, stepped, wanted)
         same = np.array_equal(stepped, whole)
-        beside = self._feed([PROBE_TOKENS, PROBE_TOKENS[:3], PROBE_TOKENS[:1]])
+        beside = self._feed([*[PROBE_TOKENS] * MANY, PROBE_TOKENS[:3], PROBE_TOKENS[:1]])
         alike = all(np.array_equal(rows, whole[: len(rows)]) for rows in beside)
         steps = () if same else ("rows computed in other steps have other bits",)
         return steps if alike else (*steps, "rows depend on what runs beside them")

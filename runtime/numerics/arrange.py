@@ -6,6 +6,7 @@ products in which the machine's kernels give a row the same bits, at whatever pl
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -35,10 +36,14 @@ class Arrangement:
         tiles = (rows - 1) // self.most * self.most if self.most else 0
         return tiles + max(self.least, -(-(rows - tiles) // self.multiple) * self.multiple)
 
-    def product(self, x: Array, w: Array, turned: Array | None = None) -> Array:
-        """`x [n, k] @ w[m, k].T` as `[n, m]`. Lazy. turned: `w.T`, where it is kept."""
+    def hold(self, w: Array) -> Array:
+        """What `product` makes of the weights `w [m, k]` each time, to be kept. Lazy."""
+        return w.T
+
+    def product(self, x: Array, w: Array, held: Array | None = None) -> Array:
+        """`x [n, k] @ w[m, k].T` as `[n, m]`. Lazy. held: `hold(w)`, where it is kept."""
         n = x.shape[0]
-        y = _tiled(pad_rows(x, self.padded(n)), w.T if turned is None else turned, self.most)
+        y = _tiled(pad_rows(x, self.padded(n)), self.hold(w) if held is None else held, self.most)
         return y if y.shape[0] == n else y[:n]
 
     def batched(self, x: Array, b: Array) -> Array:
@@ -69,10 +74,14 @@ class Turned:
     edge: int = 8
     tall: int = 256
 
-    def product(self, x: Array, w: Array, turned: Array | None = None) -> Array:
-        """`x [n, k] @ w[m, k].T` as `[n, m]`. Lazy. turned: `w.T`, where it is kept."""
+    def hold(self, w: Array) -> Array:
+        """As `Arrangement.hold`."""
+        return w.T
+
+    def product(self, x: Array, w: Array, held: Array | None = None) -> Array:
+        """`x [n, k] @ w[m, k].T` as `[n, m]`. Lazy. held: `hold(w)`, where it is kept."""
         if x.shape[0] <= self.flat:
-            return mx.matmul(x, w.T if turned is None else turned)
+            return mx.matmul(x, self.hold(w) if held is None else held)
         return self.by_columns(x, lambda columns: mx.matmul(w, columns))
 
     def by_columns(self, x: Array, compute: Callable[[Array], Array]) -> Array:
@@ -100,7 +109,64 @@ class Turned:
         return f"rows to {self.flat}, turned to {self.most}, more between {self.edge}"
 
 
-Way = Arrangement | Turned
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Weights `[k, m]` in one piece of memory, and views of it: for each run of equal pieces of `k`, all of them."""
+
+    whole: Array
+    runs: tuple[Array, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """One row is multiplied in the pieces of the inputs in which a BLAS sums a large product, and those are added.
+
+    A small product is not copied together before it is computed, and so reads its weights at the speed of memory; one
+    of many rows is, `depth` inputs at a time. In these pieces both give a row the same bits, where the small one goes
+    along rows of outputs: weights are held as `[k, m]`. More rows than one go as `rest` has them.
+    Source: the loop over inputs of OpenBLAS, driver/level3 (`GEMM_Q`, `GEMM_UNROLL_M`).
+    """
+
+    depth: int
+    rest: Arrangement = Arrangement(least=8)
+    unit: int = 16
+
+    def hold(self, w: Array) -> Pieces:
+        """What `product` makes of the weights `w [m, k]` each time, to be kept."""
+        whole = mx.contiguous(w.T)
+        mx.eval(whole)
+        runs, at = [], 0
+        for depth, count in self.runs(w.shape[1]):
+            runs.append(mx.unflatten(whole[at : at + depth * count], 0, (count, depth)))
+            at += depth * count
+        mx.eval(runs)
+        return Pieces(whole, tuple(runs))
+
+    def product(self, x: Array, w: Array, held: Pieces | None = None) -> Array:
+        """`x [n, k] @ w[m, k].T` as `[n, m]`. Lazy. held: `hold(w)`, where it is kept."""
+        held = self.hold(w) if held is None else held
+        if x.shape[0] > 1:
+            return self.rest.product(x, w, held.whole)
+        ends = list(itertools.accumulate(run.shape[0] * run.shape[1] for run in held.runs))
+        parts = mx.split(x, ends[:-1], axis=1) if len(ends) > 1 else [x]
+        sums = [mx.matmul(part.reshape(run.shape[0], 1, -1), run) for part, run in zip(parts, held.runs, strict=True)]
+        joined = sums[0] if len(sums) == 1 else mx.concatenate(sums)
+        return joined.sum(axis=0)
+
+    def runs(self, inputs: int) -> list[tuple[int, int]]:
+        """Pieces as (inputs, how many of them): whole depths, and of less than two the half, in whole units."""
+        pieces, left = [], inputs
+        while left:
+            half = -(-(left // 2) // self.unit) * self.unit
+            pieces.append(self.depth if left >= 2 * self.depth else half if left > self.depth else left)
+            left -= pieces[-1]
+        return [(depth, len(list(same))) for depth, same in itertools.groupby(pieces)]
+
+    def __str__(self) -> str:
+        return f"1 row in pieces of {self.depth}, or {self.rest}"
+
+
+Way = Arrangement | Turned | Cut
 
 PLAIN = Arrangement()
 """The product as it comes: exact only where the machine's kernels make it so."""
@@ -127,7 +193,10 @@ time could differ from one start to the next, and rows kept on disk with it."""
 EIGHT = (Arrangement(least=8, single=True), Arrangement(least=8))
 """On a CPU eight rows cost less than two: its kernels are made for them. One row reads the weights as they lie."""
 
-BODY: tuple[Way, ...] = (*EIGHT, *CANDIDATES[:7], Turned(), *CANDIDATES[7:])
+CUTS = (Cut(448), Cut(384), Cut(320), Cut(512), Cut(256))
+"""The depth of OpenBLAS for float32 on x86-64 with AVX-512, and such as other kernels may have."""
+
+BODY: tuple[Way, ...] = (EIGHT[0], *CUTS, EIGHT[1], *CANDIDATES[:7], Turned(), *CANDIDATES[7:])
 """For layers that prompts go through."""
 
 HEAD: tuple[Way, ...] = (*EIGHT, *CANDIDATES)

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from .arrange import PLAIN, Way
+from .arrange import PLAIN, Cut, Way
 
 Array = Any
 
@@ -29,10 +29,13 @@ class RoundShape:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A linear's arrays beside its module, which looks each of its own up in a dictionary."""
+    """A linear's arrays beside its module, which looks each of its own up in a dictionary.
+
+    laid: the weights as their way wants them.
+    """
 
     weight: Array
-    turned: Array
+    laid: Any
     bias: Array | None
 
 
@@ -41,11 +44,14 @@ class RowLinear(nn.Module):  # type: ignore[misc]
 
     def __init__(self, weight: Array, bias: Array | None, how: Way) -> None:
         super().__init__()
+        laid = how.hold(weight)
+        if isinstance(how, Cut):
+            weight = laid.whole.T  # the weights as they came are let go
         self.weight = weight
         if bias is not None:
             self.bias = bias
         self._how = how
-        self._held = Held(weight, weight.T, bias)
+        self._held = Held(weight, laid, bias)
 
     @property
     def how(self) -> Way:
@@ -58,7 +64,7 @@ class RowLinear(nn.Module):  # type: ignore[misc]
     def flat(self, x: Array) -> Array:
         """`x [rows, k]` to `[rows, m]`."""
         held = self._held
-        y = self._how.product(x, held.weight, held.turned)
+        y = self._how.product(x, held.weight, held.laid)
         return y if held.bias is None else y + held.bias
 
 

@@ -12,6 +12,7 @@ from onecopy.runtime.rows.attention import LOG2_E
 
 from .arrange import Way
 from .blocks import ATTENTION, FEED_FORWARD, FLAT, RowAttention, RowFeedForward, RowNorm, named
+from .experts import RowExperts, is_experts
 from .linear import FusedLinear, FusedPart, RoundShape, RowHead, RowLinear, TiedEmbedding
 from .rope import HeadTable, RopeTable, TableRope, inverse_frequencies
 
@@ -60,6 +61,7 @@ def prepare(model: nn.Module, choose: Choose, positions: int) -> Prepared:
     fused = _fuse(model, choose)
     linears = _replace(model, _is_plain, lambda path, m: _linear(path, m, shape, choose))
     tied = _replace(model, _is_embedding, lambda _, m: _embedding(m, shape, choose))
+    _replace(model, is_experts, lambda _, m: RowExperts(m))
     head = any(isinstance(m, RowHead) for _, m in model.named_modules()) or tied > 0
     ropes = _replace(model, lambda m: inverse_frequencies(m) is not None, _rope_maker(positions))
     blocks = _replace(model, _is_attention, _attention_maker())

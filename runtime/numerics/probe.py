@@ -22,9 +22,11 @@ from .arrange import BODY, CANDIDATES, HEAD, PLAIN, Arrangement, Turned, Way, pa
 
 Array = Any
 
-HEIGHTS = (1, 2, 8, 3, 16, 4, 24, 7, 9, 5, 12, 6, 14, 17, 33, 48, 100, 128, 200, 256, 600)
-"""Rows run together in the check: every small batch a decode or verify round can have, and prefill chunks. Those that
-tell kernels apart come first, so that a candidate that is not exact is left early."""
+_FIRST = (1, 2, 8, 3, 16, 4, 24, 7, 9, 5, 12, 6, 14, 17, 33, 48)
+HEIGHTS = (*_FIRST, *(n for n in range(1, 65) if n not in _FIRST), 77, 100, 127, 128, 200, 255, 256, 600)
+"""Rows run together in the check: every small batch a decode or verify round can have, with all that may be left over
+behind whole vectors of rows, and prefill chunks. Those that tell kernels apart come first, so that a candidate that is
+not exact is left early."""
 
 TALL = 64
 """A head sees at most about so many rows."""
@@ -146,7 +148,7 @@ def _batch_is_exact(kvh: int, group: int, inputs: int, outputs: int, turned: boo
         return np.array(how.batched(rows, b)[:, :, :n])
 
     whole = run(0, 96)
-    for n in {group, 2 * group, 8 * group, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 24, 33, 48} - set(range(97, 4096)):
+    for n in (*range(1, 65), 77, 96):
         start = (13 * n) % (97 - n)
         if not np.array_equal(run(start, n), whole[:, :, start : start + n]):
             return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 import pytest
-from onecopy.runtime.numerics.arrange import BODY, CANDIDATES, Arrangement, Turned, Way, constant, pad_rows
+from onecopy.runtime.numerics.arrange import BODY, CANDIDATES, Arrangement, Cut, Turned, Way, constant, pad_rows
 
 RNG = np.random.default_rng(2)
 W = RNG.standard_normal((40, 24), dtype=np.float32)
@@ -43,6 +43,31 @@ def test_a_batch_of_products_is_laid_out_the_same_way(how: Arrangement, rows: in
 )
 def test_rows_are_padded_to_heights_the_arrangement_allows(how: Arrangement, rows: int, padded: int) -> None:
     assert how.padded(rows) == padded
+
+
+@pytest.mark.parametrize(
+    ("inputs", "runs"),
+    [
+        (448, [(448, 1)]),
+        (576, [(288, 2)]),
+        (900, [(448, 1), (240, 1), (212, 1)]),
+        (1000, [(448, 1), (288, 1), (264, 1)]),
+        (1536, [(448, 2), (320, 2)]),
+    ],
+)
+def test_a_row_is_cut_as_a_large_product_sums_it(inputs: int, runs: list[tuple[int, int]]) -> None:
+    assert Cut(448).runs(inputs) == runs
+
+
+@pytest.mark.parametrize("inputs", [20, 64, 70, 100, 333])
+@pytest.mark.parametrize("rows", [1, 2, 9])
+def test_a_cut_product_is_the_product(inputs: int, rows: int) -> None:
+    w, x = (RNG.standard_normal((n, inputs), dtype=np.float32) for n in (40, rows))
+    how = Cut(32, unit=4)
+    held = how.hold(mx.array(w))
+    assert np.array_equal(np.array(held.whole), w.T)
+    for kept in (None, held):
+        np.testing.assert_allclose(np.array(how.product(mx.array(x), mx.array(w), kept)), x @ w.T, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("rows", [7, 16, 17, 100, 256, 300])
