@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import sys
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -121,6 +122,7 @@ class DeviceThread:
                 del job  # its arguments and arrays must not outlive it while this thread waits
         finally:
             _owners.discard(threading.get_ident())
+            _end_streams()
 
     def _serve(self, job: _Job) -> None:
         if not self._open:
@@ -151,6 +153,13 @@ class DeviceThread:
         self._dropped += 1
         if isinstance(result, outcome.Error):
             LOG.warning("a device call failed after its waiter had left: %r", result.error)
+
+
+def _end_streams() -> None:
+    """Ends the MLX streams of this thread: MLX may abort the process at its end when some are left."""
+    mlx = sys.modules.get("mlx.core")
+    if mlx is not None:
+        mlx.clear_streams()
 
 
 class _Job:

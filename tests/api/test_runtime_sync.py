@@ -83,15 +83,16 @@ def test_leaving_a_block_ends_the_turn() -> None:
 
 
 def test_an_interrupt_while_waiting_ends_the_turn() -> None:
-    service = ScriptedService(ENDLESS)
+    once = iter([trio.lowlevel.checkpoint])
+    service = ScriptedService(Say("na ", ends=False, between=lambda: next(once, trio.sleep_forever)()))
     main = threading.get_ident()
     with Runtime.over(service) as runtime:
         chat = runtime.conversation()
         sent = chat.send("hi")
         next(sent)
         timer = threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT))
-        timer.start()
         with pytest.raises(KeyboardInterrupt):
+            timer.start()
             sent.answer()
         timer.join()
         assert (service.active, service.cancelled) == (0, 1)

@@ -2,6 +2,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import mlx.core as mx
 import pytest
 import trio
 from onecopy.runtime.device import DeviceThread, WrongThread, assert_device_thread
@@ -47,6 +48,16 @@ def fail(error: BaseException) -> None:
 def test_the_device_thread_is_a_device() -> None:
     device: Device = DeviceThread()
     assert device.statistics()["runs"] == 0
+
+
+async def test_the_streams_of_a_device_thread_end_with_it_on_that_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left of them may abort the process when it ends."""
+    ended: list[int] = []
+    monkeypatch.setattr(mx, "clear_streams", lambda: ended.append(threading.get_ident()))
+    with DeviceThread() as device:
+        own = await device.run(threading.get_ident)
+        assert not ended
+    assert ended == [own]
 
 
 async def test_every_call_runs_on_the_same_other_thread(device: DeviceThread) -> None:
