@@ -120,6 +120,10 @@ class NormNumbers:
         return made
 
 
+FEW = 16
+"""Rows of a round whose layers begin on a CPU while the next ones are being built: with more, building is nothing."""
+
+
 class RowFeedForward(nn.Module):  # type: ignore[misc]
     """`down(silu(gate(x)) * up(x))`, gate and up as one product."""
 
@@ -128,6 +132,7 @@ class RowFeedForward(nn.Module):  # type: ignore[misc]
         self.joined = joined
         self.down_proj = down
         self._in, self._out, self._how = joined.flat, down.flat, joined.how
+        self._begins = mx.default_device().type == mx.DeviceType.cpu
         self._turns = down.how == joined.how and "bias" not in joined and "bias" not in down
 
     def __call__(self, x: Array) -> Array:
@@ -137,7 +142,10 @@ class RowFeedForward(nn.Module):  # type: ignore[misc]
             return how.by_columns(rows, self._columns).reshape(x.shape)
         both = self._in(rows)
         half = both.shape[-1] // 2
-        return self._out(swiglu(both[:, :half], both[:, half:])).reshape(x.shape)
+        out = self._out(swiglu(both[:, :half], both[:, half:])).reshape(x.shape)
+        if self._begins and rows.shape[0] <= FEW:
+            mx.async_eval(out)  # type: ignore[no-untyped-call]
+        return out
 
     def _columns(self, x: Array) -> Array:
         both = mx.matmul(self.joined.weight, x)

@@ -23,6 +23,10 @@ BeforeDrop = Callable[[Conversation], bool]
 ANCHORS = 2
 """States kept of a conversation beside the one at its end: an edit of a late message goes back to one of them."""
 
+MOST_ANCHORS = 64
+"""States kept of a conversation while half of the budget is free: an edit of an early message goes back to one of them.
+Far more turns than are edited, and few enough to look through."""
+
 
 class Books:
     """State of one bank. Only its ledger may change it.
@@ -201,16 +205,21 @@ class Books:
         self._weighs(s, -self.layout.state_bytes)
 
     def thin(self, tip: Segment) -> None:
-        """Gives up the anchors before the latest `ANCHORS` in the rows that only this conversation has."""
-        latest, below = 0, None
+        """Gives up old anchors in the rows that only this conversation has: before the latest `MOST_ANCHORS`, or
+        `ANCHORS` while less than half of the budget is free."""
+        most = MOST_ANCHORS if self.available >= self.budget // 2 else ANCHORS
+        for a, position in self.own_anchors(tip)[most:]:
+            self.drop_anchor(a, position)
+
+    def own_anchors(self, tip: Segment) -> list[tuple[Segment, int]]:
+        """The anchors in the rows that only this conversation has, latest first; those where prompts part not among
+        them."""
+        found = list[tuple[Segment, int]]()
         for a in tip.ancestors():
-            if below is not None and (a.tip is not None or len(a.children) > 1):
-                return
-            for position in sorted(a.anchors.keys() - a.marks, reverse=True):
-                latest += 1
-                if latest > ANCHORS:
-                    self.drop_anchor(a, position)
-            below = a
+            if a is not tip and (a.tip is not None or len(a.children) > 1):
+                break
+            found += ((a, position) for position in sorted(a.anchors.keys() - a.marks, reverse=True))
+        return found
 
     def give_state(self, source: Segment, position: int, leaf: Segment) -> None:
         """A new leaf goes on from the state that is kept at `position` of `source`."""

@@ -128,8 +128,8 @@ def _plan(books: Books, needed: int, keep: Segment | None) -> Giving | None:
 def _older_states(books: Books) -> Iterator[tuple[Segment, int]]:
     """Anchors of idle conversations that an edit of a late message would not go back to, longest unused first."""
     for c in _unlocked(books) if books.layout.recurrent else ():
-        for position in sorted(c.tip.anchors)[:-ANCHORS]:
-            yield c.tip, position
+        anchors = [*books.own_anchors(c.tip), *((c.tip, position) for position in c.tip.marks)]
+        yield from sorted(anchors, key=lambda anchor: anchor[1])[:-ANCHORS]
 
 
 def _victims(books: Books) -> Iterator[tuple[Conversation, bool]]:

@@ -402,8 +402,17 @@ def talk(house: Recurrent, turns: int) -> list[list[int]]:
     return after
 
 
-def test_an_edit_of_a_late_message_goes_back_to_the_state_before_it() -> None:
+def test_an_edit_of_any_message_goes_back_to_the_state_before_it() -> None:
     house = Recurrent()
+    after = talk(house, 5)
+    found = [house.run([*rows, 5000]) for rows in reversed(after)]
+    assert [got.how for got in found] == ["adopted", "forked", "forked", "forked", "forked"]
+    assert [got.matched for got in found] == [len(rows) - 1 for rows in reversed(after)]
+
+
+def test_where_memory_is_short_only_edits_of_late_messages_find_a_state() -> None:
+    house = Recurrent()
+    house.ledger = Ledger(house.ledger.layout, 7 * SIZE)
     after = talk(house, 5)
     found = [house.run([*rows, 5000]) for rows in reversed(after)]
     assert [got.how for got in found] == ["adopted", "forked", "fresh", "fresh", "fresh"]
