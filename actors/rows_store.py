@@ -264,7 +264,7 @@ class RowsStore(Actor):
 
     async def _attempt(self, change: Callable[[RowsOnDisk], object], engine: RowsOnDisk) -> OSError | None:
         try:
-            await self._disk.in_thread(change, engine)
+            await self._disk.in_background(change, engine)
         except OSError as error:
             return error
         return None

@@ -119,6 +119,10 @@ class Disk(Protocol):
         """Runs `fn(*args)`, which makes disk calls, without holding up the event loop. It always runs to its end."""
         ...
 
+    async def in_background(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
+        """As `in_thread`, one call after another and behind all that the machine has to do: for what nobody awaits."""
+        ...
+
 
 def append_all(file: File, data: Readable) -> None:
     """Appends all of `data`, over as many writes as it takes."""

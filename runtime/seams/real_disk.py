@@ -14,6 +14,7 @@ from typing import TypeVar, TypeVarTuple
 
 import trio
 
+from .background import Background
 from .disk import FileStat, Readable, StrPath
 
 T = TypeVar("T")
@@ -116,6 +117,7 @@ class RealDisk:
         self._locks: dict[str, int] = {}
         self._threads = threads
         self._limiter: trio.CapacityLimiter | None = None
+        self._background = Background("onecopy-disk")
 
     def open_read(self, path: StrPath) -> RealFile:
         return RealFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
@@ -202,3 +204,6 @@ class RealDisk:
         if self._limiter is None:
             self._limiter = trio.CapacityLimiter(self._threads)
         return await trio.to_thread.run_sync(fn, *args, limiter=self._limiter)
+
+    async def in_background(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
+        return await self._background.run(fn, *args)

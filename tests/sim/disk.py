@@ -151,6 +151,9 @@ class SimDisk:
             del self.medium.locks[key]
             self._file(key).change(Write(0, None))
 
+    async def in_background(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
+        return await self.in_thread(fn, *args)
+
     async def in_thread(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
         await trio.lowlevel.checkpoint()
         before = self.moved
