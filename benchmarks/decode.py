@@ -74,7 +74,7 @@ def compare(options: argparse.Namespace) -> Report:
 def _alternate(workers: dict[str, Worker], ask: list[Any], turns: int) -> dict[str, float | None]:
     """Tokens a second of each way: the median over rounds that the ways took in turns."""
     found: dict[str, list[float]] = {way: [] for way in workers}
-    for turn in range(turns):
+    for turn in range(turns if ask[1] <= STOCK_READS else min(turns, 2)):
         for way, worker in workers.items():
             if way == "stock" and (turn > 1 or (ask[0] == "prefill" and (turn or ask[1] > STOCK_READS))):
                 continue  # tens of seconds each; far from any bar
