@@ -82,6 +82,15 @@ def test_leaving_a_block_ends_the_turn() -> None:
         assert service.active == 0
 
 
+@pytest.fixture
+def _interrupts() -> Iterator[None]:
+    """As on a terminal: a program that a shell started in the background ignores them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interrupts")
 def test_an_interrupt_while_waiting_ends_the_turn() -> None:
     once = iter([trio.lowlevel.checkpoint])
     service = ScriptedService(Say("na ", ends=False, between=lambda: next(once, trio.sleep_forever)()))
