@@ -25,7 +25,8 @@ def load_placed(file: File, offset: int, total: int, key: bytes, room: Tensors) 
     """Reads a record, `key`, of `total` bytes at `offset` into `room`: writable arrays, named as the record's tensors.
 
     None, and nothing written, when the record's tensors are not the room's in name, shape and dtype, or the room is not
-    contiguous along its last two axes. Raises OSError, OtherVersion, BadRecord or BadImage; the room is zero then.
+    contiguous along its last two axes. Raises OSError, OtherVersion, BadRecord or BadImage; the room is zero then, or
+    as it was when nothing had been read into it.
     """
     header, head = _opening(file, offset, total)
     if header.key != key:
