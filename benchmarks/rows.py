@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -258,6 +259,11 @@ def words(seed: int, n: int) -> list[int]:
     return [draw.randrange(2, 250) for _ in range(n)]
 
 
+def memory() -> int:
+    """Bytes of the machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def held() -> int:
     gc.collect()
     mx.clear_cache()
@@ -307,6 +313,9 @@ def branched(report: Report, table: Table, side: Side, counts: Sequence[int], pa
     """Forks of one parent, each with a message of its own, all decoding at once."""
     alone = None
     for n in counts:
+        if not isinstance(side, Rows) and 2 * n * round_up(parent) * side.row_bytes > memory() // 2:
+            table.add(side.name, n, *[None] * 6)  # a copy for each fork and one of them all: more than half of memory
+            continue
         before = held()
         talk = side.start(words(5, parent))
         begun = time.perf_counter()
