@@ -27,8 +27,8 @@ WAYS = ("ours", "fast", "mlx-lm", "stock")
 BARS = {("stock", "prefill"): 20.0, ("stock", "1"): 2.0, ("mlx-lm", "prefill"): 1.0, ("mlx-lm", "1"): 1.0}
 MANY = 1.2
 EXACT = 0.85
-STOCK_READS = 512
-"""Tokens of the longest prompt that the stock side is asked for, and then only for its first part."""
+LONG = 512
+"""Prompts of more tokens take so long that they are read twice at most, and not by the stock side."""
 
 
 def main() -> None:
@@ -74,9 +74,9 @@ def compare(options: argparse.Namespace) -> Report:
 def _alternate(workers: dict[str, Worker], ask: list[Any], turns: int) -> dict[str, float | None]:
     """Tokens a second of each way: the median over rounds that the ways took in turns."""
     found: dict[str, list[float]] = {way: [] for way in workers}
-    for turn in range(turns if ask[1] <= STOCK_READS else min(turns, 2)):
+    for turn in range(turns if ask[1] <= LONG else min(turns, 2)):
         for way, worker in workers.items():
-            if way == "stock" and (turn > 1 or (ask[0] == "prefill" and (turn or ask[1] > STOCK_READS))):
+            if way == "stock" and (turn > 1 or (ask[0] == "prefill" and (turn or ask[1] > LONG))):
                 continue  # tens of seconds each; far from any bar
             time.sleep(0.3)  # mlx-lm computes one token ahead: let it end before another's turn
             found[way] += worker.ask(

@@ -30,6 +30,11 @@ FLAT = frozenset({"mlx_lm.models.llama.Model", "mlx_lm.models.qwen2.Model"})
 """Models that do nothing but call their blocks, norms and head, and do not look at the shape of what they pass on."""
 
 
+FEW = 16
+"""Rows of a round in which starting and building operations costs more than computing them: for these, numbers are kept
+in their shapes, and layers begin while the next ones are being built."""
+
+
 def named(module: nn.Module) -> str:
     return f"{type(module).__module__}.{type(module).__qualname__}"
 
@@ -98,8 +103,6 @@ class RowNorm(nn.Module):  # type: ignore[misc]
 class NormNumbers:
     """What a norm multiplies and adds, in the shapes of what it is given: kept for few rows, made for many."""
 
-    FEW = 16
-
     def __init__(self, weight: Array, eps: float) -> None:
         self._weight, self._eps = weight, eps
         self._kept: dict[tuple[int, ...], tuple[Array, Array, Array]] = {}
@@ -111,17 +114,13 @@ class NormNumbers:
 
     def _made(self, shape: tuple[int, ...]) -> tuple[Array, Array, Array]:
         one = (*shape[:-1], 1)
-        few = len(shape) == 2 and shape[0] <= self.FEW
+        few = len(shape) == 2 and shape[0] <= FEW
         weight = mx.broadcast_to(self._weight, shape) if few else self._weight
         made = spread(1.0 / shape[-1], one), spread(self._eps, one), weight
         if few:
             mx.eval(weight)
             self._kept[shape] = made
         return made
-
-
-FEW = 16
-"""Rows of a round whose layers begin on a CPU while the next ones are being built: with more, building is nothing."""
 
 
 class RowFeedForward(nn.Module):  # type: ignore[misc]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .record import HEADER_BYTES, Header, Kind, record_room, seal_record
-from .safetensors import BadImage, Tensors, decode, encode_head, encode_into, info_of
+from .safetensors import Array, BadImage, Tensors, decode, encode_head, encode_into, info_of
 
 TOKENS = "tokens"
 """Name of the tensor that carries a record's own token ids."""
@@ -88,6 +88,11 @@ def decode_content(header: Header, payload: memoryview) -> Stored:
     tokens = tensors.pop(TOKENS, None)
     if tokens is None or tokens.shape != (header.rows,):
         raise BadImage("no token ids")
+    return stored(header, tokens, tensors, image.metadata)
+
+
+def stored(header: Header, tokens: Array, tensors: Tensors, metadata: Mapping[str, str]) -> Stored:
+    """A record that was read and verified."""
     return Stored(
         header.kind,
         header.key,
@@ -95,7 +100,7 @@ def decode_content(header: Header, payload: memoryview) -> Stored:
         header.start,
         tuple(tokens.tolist()),
         tensors,
-        image.metadata,
+        metadata,
         header.fingerprint,
-        HEADER_BYTES + header.length,
+        header.total,
     )

@@ -13,7 +13,7 @@ import numpy as np
 import xxhash
 
 from ..seams import File
-from .content import TOKENS, Stored
+from .content import TOKENS, Stored, stored
 from .record import HEADER_BYTES, BadRecord, Header, decode_header
 from .safetensors import Array, BadImage, Head, Tensors, decode_head, head_bytes, info_of
 
@@ -45,17 +45,7 @@ def load_placed(file: File, offset: int, total: int, key: bytes, room: Tensors) 
         for array in room.values():
             array[...] = 0
         raise
-    return Stored(
-        header.kind,
-        header.key,
-        header.parent,
-        header.start,
-        tuple(tokens.tolist()),
-        room,
-        content.metadata,
-        header.fingerprint,
-        HEADER_BYTES + header.length,
-    )
+    return stored(header, tokens, room, content.metadata)
 
 
 def _opening(file: File, offset: int, total: int) -> tuple[Header, bytes]:

@@ -7,47 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.http import Answer, Direct
+from tests.support.chats import CALL, HI, WEATHER, chat, joined, reasons, streamed_calls
 from tests.support.scripted import Say, ScriptedService
 from tests.support.tokens import THINKING
-
-CHAT = "/v1/chat/completions"
-HI: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
-WEATHER = {
-    "type": "function",
-    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
-}
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
-
-
-async def chat(service: ScriptedService, **fields: Any) -> Answer:
-    return await Direct(service).post(CHAT, HI | fields)
-
-
-def joined(answer: Answer, key: str, index: int = 0) -> str:
-    """One field of all deltas of a choice."""
-    assert answer.status == 200
-    chunks = [event for event in answer.events() if event != "[DONE]"]
-    choices = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
-    return "".join(choice["delta"].get(key) or "" for choice in choices)
-
-
-def reasons(answer: Answer) -> list[str]:
-    chunks = [event for event in answer.events() if event != "[DONE]"]
-    return [c["finish_reason"] for chunk in chunks for c in chunk["choices"] if c["finish_reason"]]
-
-
-def streamed_calls(answer: Answer) -> dict[int, dict[str, Any]]:
-    """Tool calls put together from deltas, as a client does it."""
-    calls: dict[int, dict[str, Any]] = {}
-    for chunk in answer.events()[:-1]:
-        for choice in chunk["choices"]:
-            for delta in choice["delta"].get("tool_calls", ()):
-                call = calls.setdefault(delta["index"], {"ids": [], "names": [], "arguments": ""})
-                call["ids"] += [delta["id"]] if "id" in delta else []
-                call["names"] += [delta["function"]["name"]] if "name" in delta["function"] else []
-                call["arguments"] += delta["function"]["arguments"]
-    return calls
 
 
 async def test_a_plain_chat_answers_in_the_openai_shape() -> None:
@@ -362,130 +324,6 @@ async def test_f11_logprobs_that_make_no_sense_are_refused(fields: dict[str, Any
     assert answer.json()["error"]["param"] == "top_logprobs"
 
 
-async def test_f12_n_choices_have_their_index_and_the_prompt_counts_once() -> None:
-    service = ScriptedService("Hello.")
-    one = (await chat(service, seed=5)).json()["usage"]
-    body = (await chat(service, n=3, seed=5)).json()
-    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
-    assert body["usage"]["prompt_tokens"] == one["prompt_tokens"]
-    assert body["usage"]["completion_tokens"] == 3 * one["completion_tokens"]
-    assert sorted(spec.sampling.seed for spec in service.specs[1:]) == [5, 6, 7]
-    assert service.peak == 3
-
-
-async def test_f12_n_choices_stream_with_their_index() -> None:
-    answer = await chat(ScriptedService("Hello."), n=3, stream=True, stream_options={"include_usage": True})
-    assert [joined(answer, "content", i) for i in range(3)] == ["Hello."] * 3
-    assert answer.events()[-2]["usage"]["completion_tokens"] == 3 * 7
-
-
-@pytest.mark.parametrize("n", [0, -1])
-async def test_f12_n_below_one_is_refused(n: int) -> None:
-    answer = await chat(ScriptedService(), n=n, stream=True)
-    assert (answer.status, answer.json()["error"]["param"]) == (400, "n")
-
-
-@pytest.mark.parametrize("options", [None, {"include_usage": False}, {"include_usage": None}, {}])
-async def test_f13_without_asking_no_chunk_has_empty_choices(options: Any) -> None:
-    answer = await chat(ScriptedService("Hello."), stream=True, stream_options=options)
-    assert all(event["choices"] for event in answer.events()[:-1])
-    assert answer.events()[-1] == "[DONE]"
-
-
-@pytest.mark.parametrize("warm", [False, True])
-async def test_f13_usage_is_the_last_chunk_and_equal_in_both_modes(warm: bool) -> None:
-    def service() -> ScriptedService:
-        return ScriptedService("Hello.")
-
-    a, b = service(), service()
-    if warm:
-        await chat(a)
-        await chat(b)
-    whole = (await chat(a)).json()["usage"]
-    *_, last, done = (await chat(b, stream=True, stream_options={"include_usage": True})).events()
-    assert done == "[DONE]"
-    assert last["choices"] == []
-    assert last["usage"] == whole
-    assert bool(whole["prompt_tokens_details"]["cached_tokens"]) == warm
-
-
-@pytest.mark.parametrize("choice", ["none", {"type": "function", "function": {"name": "other"}}])
-async def test_f16_text_that_looks_like_a_forbidden_call_stays_text(choice: Any) -> None:
-    service = ScriptedService(CALL, template=THINKING)
-    other = {"type": "function", "function": {"name": "other"}}
-    fields = {"tools": [WEATHER, other], "chat_template_kwargs": {"enable_thinking": False}, "tool_choice": choice}
-    message = (await chat(service, **fields)).json()["choices"][0]["message"]
-    assert "tool_calls" not in message
-    assert "weather" in message["content"]
-
-
-async def test_f16_the_choice_reaches_the_turn_and_leaves_the_prompt_alone() -> None:
-    service = ScriptedService("x", template=THINKING)
-    for choice in ("auto", "none", "required", {"type": "function", "function": {"name": "weather"}}):
-        assert (await chat(service, tools=[WEATHER], tool_choice=choice)).status == 200
-    assert [spec.format.tool_choice for spec in service.specs] == ["auto", "none", "required", "weather"]
-    assert len({spec.tokens for spec in service.specs}) == 1
-
-
-@pytest.mark.parametrize(
-    ("fields", "status"),
-    [
-        ({"tool_choice": "none"}, 200),
-        ({"tool_choice": "required"}, 400),
-        ({"tool_choice": "required", "tools": []}, 400),
-        ({"tool_choice": {"type": "function", "function": {"name": "nope"}}, "tools": [WEATHER]}, 400),
-        ({"tool_choice": "sometimes", "tools": [WEATHER]}, 400),
-        ({"tool_choice": {"type": "allowed_tools"}, "tools": [WEATHER]}, 400),
-        ({"tools": [WEATHER, WEATHER]}, 400),
-    ],
-)
-async def test_f16_a_choice_that_cannot_be_met_is_refused(fields: dict[str, Any], status: int) -> None:
-    assert (await chat(ScriptedService("x"), **fields)).status == status
-
-
-SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]}
-
-
-@pytest.mark.parametrize(
-    ("fields", "kind"),
-    [
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}}, "json_schema"),
-        ({"response_format": {"type": "json_object"}}, "json_object"),
-        ({"guided_json": SCHEMA}, "json_schema"),
-        ({"guided_json": json.dumps(SCHEMA)}, "json_schema"),
-        ({"guided_regex": "[ab]+"}, "regex"),
-        ({"guided_choice": ["yes", "no"]}, "choice"),
-        ({"guided_grammar": 'start: "a"'}, "lark"),
-        ({"structured_outputs": {"regex": "a"}}, "regex"),
-    ],
-)
-async def test_f17_every_way_to_ask_for_a_shape_reaches_the_turn(fields: dict[str, Any], kind: str) -> None:
-    service = ScriptedService("x")
-    assert (await chat(service, **fields)).status == 200
-    grammar = service.specs[0].grammar
-    assert grammar is not None
-    assert grammar.kind == kind
-
-
-async def test_f17_type_text_is_no_constraint() -> None:
-    service = ScriptedService("x")
-    assert (await chat(service, response_format={"type": "text"})).status == 200
-    assert service.specs[0].grammar is None
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"response_format": {"type": "json_schema"}},
-        {"response_format": {"type": "json_schema", "json_schema": {"schema": "text"}}},
-        {"guided_choice": []},
-        {"guided_regex": "a", "guided_choice": ["b"]},
-    ],
-)
-async def test_f17_a_shape_that_makes_no_sense_is_refused(fields: dict[str, Any]) -> None:
-    assert (await chat(ScriptedService(), **fields)).status == 400
-
-
 @pytest.mark.parametrize("text", ["I think</think>The answer", "a</thi</think>b `</think>` c", "never closed"])
 async def test_f18_thinking_and_answer_split_the_same_streamed_and_not(text: str) -> None:
     service = ScriptedService(text, template=THINKING)
@@ -496,93 +334,11 @@ async def test_f18_thinking_and_answer_split_the_same_streamed_and_not(text: str
     assert joined(streamed, "content") == message["content"] == answer
 
 
-@pytest.mark.parametrize("name", ["acme/tiny-chat", "tiny-chat", "ACME/Tiny-Chat", None])
-async def test_f19_the_served_model_answers_to_its_names_and_gives_its_own(name: str | None) -> None:
-    assert (await chat(ScriptedService(), model=name)).json()["model"] == "acme/tiny-chat"
-
-
-@pytest.mark.parametrize("name", ["", "gpt-4o", "../x", "acme"])
-async def test_f19_any_other_name_is_not_found(name: str) -> None:
-    answer = await chat(ScriptedService(), model=name)
-    assert (answer.status, answer.json()["error"]["code"]) == (404, "model_not_found")
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"{",
-        b"",
-        b"\xff\xfe",
-        b"[]",
-        b"null",
-        b'{"messages": []}',
-        b"{}",
-        b'{"messages": "hi"}',
-        b'{"messages": [{"role": "user", "content": "\xff"}]}',
-        b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
-        b'{"messages": [{"role": "user", "content": "x"}], "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-        b'{"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"a": '
-        + b"[" * 100
-        + b"]" * 100
-        + b"}}",
-    ],
-)
-@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/completions", "/v1/responses"])
-async def test_f21_a_malformed_body_is_a_400_in_the_shape_of_its_api(path: str, body: bytes) -> None:
-    answer = await Direct(ScriptedService()).post(path, body)
-    assert answer.status == 400
-    assert answer.json()["error"]["type"] == "invalid_request_error"
-    assert ("type" in answer.json()) == (path == "/v1/messages")
-
-
-async def test_f21_another_content_type_is_a_400() -> None:
-    answer = await Direct(ScriptedService()).post(CHAT, HI, {"content-type": "text/plain"})
-    assert (answer.status, answer.json()["error"]["param"]) == (400, "Content-Type")
-
-
-async def test_f21_a_wrong_method_is_a_405_that_names_the_right_one() -> None:
-    answer = await Direct(ScriptedService()).get(CHAT)
-    assert (answer.status, answer.headers["allow"]) == (405, "POST")
-    assert answer.json()["error"]["code"] == "method_not_allowed"
-
-
-async def test_f21_an_unknown_route_is_a_404() -> None:
-    assert (await Direct(ScriptedService()).post("/v1/nothing", HI)).status == 404
-    assert (await Direct(ScriptedService()).post("/v1/messages/nothing", HI)).json()["type"] == "error"
-
-
-@pytest.mark.parametrize(
-    "messages",
-    [[{"role": "system", "content": "x"}], [*HI["messages"], {"role": "assistant", "content": "I"}]],
-)
-async def test_f21_a_system_only_or_assistant_last_request_is_served(messages: Any) -> None:
-    assert (await chat(ScriptedService(), messages=messages)).status == 200
-
-
 async def test_a_continued_message_is_the_beginning_of_the_reply() -> None:
     service = ScriptedService("hello")
     messages = [*HI["messages"], {"role": "assistant", "content": "I say: "}]
     assert (await chat(service, messages=messages, continue_final_message=True)).status == 200
     assert service.tokenizer.decode(service.specs[0].tokens).endswith("I say: ")
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"min_tokens": 3}, "min_tokens"),
-        ({"stop_token_ids": [1]}, "stop_token_ids"),
-        ({"best_of": 2}, "best_of"),
-        ({"audio": {"voice": "x"}}, "audio"),
-        ({"modalities": ["text", "audio"]}, "modalities"),
-        ({"functions": [{"name": "f"}]}, "functions"),
-        ({"web_search_options": {}}, "web_search_options"),
-        ({"use_beam_search": True}, "use_beam_search"),
-        ({"add_generation_prompt": False}, "add_generation_prompt"),
-    ],
-)
-async def test_what_is_understood_but_not_offered_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
-    error = (await chat(ScriptedService(), **fields)).json()["error"]
-    assert (error["code"], error["param"]) == ("unsupported", param)
 
 
 async def test_sampling_fields_reach_the_turn() -> None:

@@ -70,5 +70,25 @@ def test_a_write_larger_than_one_call_takes_is_appended_whole(tmp_path: Path, mo
     file.close()
 
 
+def test_reads_that_take_less_than_was_asked_go_on_in_the_middle_of_a_buffer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = os.preadv
+
+    def little(fd: int, buffers: list[memoryview], offset: int) -> int:
+        return whole(fd, [buffers[0][:300]], offset)
+
+    monkeypatch.setattr("onecopy.runtime.seams.real_disk._MOST", 1000)
+    file, data = RealDisk().open_append(tmp_path / "f"), os.urandom(4500)
+    for start in range(0, 4500, 1000):
+        append_all(file, data[start : start + 1000])
+    for read in (whole, little):
+        monkeypatch.setattr(os, "preadv", read)
+        buffers = [bytearray(n) for n in (7, 1500, 0, 1, 800, 2500)]
+        assert file.pread_into_all(100, [memoryview(b) for b in buffers]) == 4400
+        assert b"".join(buffers)[:4400] == data[100:]
+    file.close()
+
+
 async def test_in_thread_leaves_the_event_loop(tmp_path: Path) -> None:
     assert await RealDisk().in_thread(threading.get_ident) != threading.get_ident()
