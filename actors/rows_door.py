@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from onecopy.runtime.errors import Unavailable
+from collections.abc import Callable
+from typing import TypeVar, TypeVarTuple
+
+from onecopy.runtime.errors import NotPersisting, OnecopyError, Unavailable
 from onecopy.runtime.rows.buffers import Pool
 from onecopy.runtime.rows.layout import BLOCK
 from onecopy.runtime.rows.ledger import Ledger
@@ -23,6 +26,27 @@ from onecopy.runtime.rows.transfer import (
 )
 from onecopy.runtime.seams.device import Device
 from onecopy.runtime.seams.disk import Disk
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+def saving(fn: Callable[[*Ts], T], *args: *Ts) -> T:
+    """On the device thread: what fails here costs this save one attempt, and nobody a reply."""
+    return _or(NotPersisting, "read the rows", fn, *args)
+
+
+def restoring(fn: Callable[[*Ts], T], *args: *Ts) -> T:
+    """On the device thread: what fails here ends this restore, and the rows not written yet are computed."""
+    return _or(Unavailable, "write the rows", fn, *args)
+
+
+def _or(kind: type[OnecopyError], deed: str, fn: Callable[[*Ts], T], *args: *Ts) -> T:
+    """Only the error of this call: that of an earlier `Device.post` is raised outside of it, to whom it concerns."""
+    try:
+        return fn(*args)
+    except Exception as error:
+        raise kind(f"The device could not {deed}: {type(error).__name__}: {error}") from error
 
 
 class RowsDoor:
@@ -55,7 +79,7 @@ class RowsDoor:
 
     async def _read(self, leaf: int, start: int, stop: int) -> Tensors:
         found = self.segment(leaf, start)
-        return await self._device.run(read_rows, self._pool, found.id, start, stop)
+        return await self._device.run(saving, read_rows, self._pool, found.id, start, stop)
 
 
 class StateDoor:
@@ -72,7 +96,7 @@ class StateDoor:
 
     async def read_anchor(self, segment: int, at: int) -> Tensors:
         rows = await self._door.read_anchor(segment, at)
-        return {**rows, **await self._device.run(read_state, self._pool, self.anchor)}
+        return {**rows, **await self._device.run(saving, read_state, self._pool, self.anchor)}
 
 
 class Filling:
@@ -99,7 +123,7 @@ class Filling:
         try:
             rows = believed(tensors, self._ratios, block * BLOCK, start)
             if slots is None:
-                await self._device.run(write_rows, self._pool, found.id, start, rows)
+                await self._device.run(restoring, write_rows, self._pool, found.id, start, rows)
             else:
                 await self._disk.in_thread(fill, slots, start - found.start, rows)
         except ValueError as error:
@@ -111,10 +135,10 @@ class Filling:
             await self.write_block(segment, at // BLOCK, rows)
         if state:
             found = self._door.segment(segment, at - 1)
-            await self._device.run(write_state, self._pool, found.id, state)
+            await self._device.run(restoring, write_state, self._pool, found.id, state)
 
     async def _slots_at(self, segment: int, position: int) -> Slots | None:
         found = self._door.segment(segment, position)
         if found.id not in self._slots:
-            self._slots[found.id] = await self._device.run(row_slots, self._pool, found.id)
+            self._slots[found.id] = await self._device.run(restoring, row_slots, self._pool, found.id)
         return self._slots[found.id]

@@ -145,25 +145,28 @@ async def test_the_sampling_of_one_of_several_fails_and_all_of_them_may_try_agai
         await sound(whole)
 
 
+def raises_once(right: Callable[..., Any]) -> tuple[Callable[..., Any], list[int]]:
+    left = [1]
+
+    def failing(*args: Any) -> Any:
+        if left[0]:
+            left[0] = 0
+            raise DeviceFault("the device is gone")
+        return right(*args)
+
+    return failing, left
+
+
 async def test_a_save_whose_read_fails_costs_no_answer_and_is_made_again(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(stager, "BACKOFF", (0.01, 0.02))
     monkeypatch.setattr(keeping, "RETRY", 0.05)
-    right, left = rows_door.read_rows, [1]
-
-    def reading(*args: Any) -> Any:
-        if left[0]:
-            left[0] = 0
-            raise DeviceFault("rows cannot be read")
-        return right(*args)
-
+    failing, left = raises_once(rows_door.read_rows)
     store = str(tmp_path / "store")
-    with mock.patch.object(rows_door, "read_rows", reading):
+    with mock.patch.object(rows_door, "read_rows", failing):
         async with serving(tiny, store=store) as whole:
-            answer = await whole.post(about(3.5))
-            assert answer.status_code == 200
-            first = Reply.of(answer.json())
+            first = await whole.ask(about(3.5))
 
             async def tried() -> bool:
                 return left == [0]
@@ -171,6 +174,26 @@ async def test_a_save_whose_read_fails_costs_no_answer_and_is_made_again(
             await eventually(tried)
             again = await asked_again(whole, about(3.5))
             assert again.said == first.said
+    assert "crashed" not in caplog.text
+    async with serving(tiny, store=store) as whole:
+        restored = await whole.ask(about(3.5))
+        assert restored.said == first.said
+        assert restored.cached >= 3 * BLOCK
+
+
+async def test_a_restore_that_the_device_refuses_is_computed_instead_and_the_next_one_is_read(
+    tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = str(tmp_path / "store")
+    async with serving(tiny, store=store) as whole:
+        first = await whole.ask(about(3.5))
+    failing, left = raises_once(rows_door.row_slots)
+    with mock.patch.object(rows_door, "row_slots", failing):
+        async with serving(tiny, store=store) as whole:
+            computed = await whole.ask(about(3.5))
+            assert (left, computed.said, computed.cached) == ([0], first.said, 0)
+            await sound(whole)
+    assert "crashed" not in caplog.text
     async with serving(tiny, store=store) as whole:
         restored = await whole.ask(about(3.5))
         assert restored.said == first.said
