@@ -119,7 +119,23 @@ class Bank(Actor):
 
     @handles(Restored)
     def restored(self, message: Restored) -> None:
-        self._hand_over(message.reply, self._disk.restored(message))
+        grant = self._disk.restored(message)
+        if grant is None:
+            self._begin_again(message)
+        else:
+            self._hand_over(message.reply, grant)
+
+    def _begin_again(self, message: Restored) -> None:
+        """The turn's rows go, and it is admitted once more, without the disk."""
+        turn = self._ledger.turns.get(message.grant.lease.turn)
+        if turn is None:
+            message.reply.fail(LaneCrashed("The lane restarted before the turn began.", retry_after=1.0))
+            return
+        self._lost(turn.id, message.grant.matched)
+        if turn.conversation.id in self._ledger.conversations:
+            self._give_up(turn.conversation)
+        if not message.reply.done:
+            self._place(Queued(message.ask, message.reply, self._clock.now()))
 
     def _place(self, turn: Queued) -> None:
         """Grants, queues or refuses."""

@@ -72,8 +72,8 @@ class NoDisk:
         """Whether rows of a turn are on their way from disk."""
         return False
 
-    def restored(self, message: Restored) -> Grant:
-        """Enters restored rows in the books; the grant as it is now."""
+    def restored(self, message: Restored) -> Grant | None:
+        """Enters restored rows in the books; the grant as it is now, None when its buffers cannot be believed."""
         return message.grant
 
     def written(self, conversation: str) -> int:
@@ -178,9 +178,10 @@ class DiskSide(NoDisk):
     def restoring(self, turn: int) -> bool:
         return turn in self._restoring.under_way
 
-    def restored(self, message: Restored) -> Grant:
+    def restored(self, message: Restored) -> Grant | None:
         grant = self._restoring.restored(message)
-        self._keeping.came_back(grant, message.source)
+        if grant is not None:
+            self._keeping.came_back(grant, message.source)
         return grant
 
     def written(self, conversation: str) -> int:

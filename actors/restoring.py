@@ -82,16 +82,19 @@ class Restoring:
             report = await self._stager.ask(wish)
         self._bank.tell(Restored(ask, reply, grant, source, report))
 
-    def restored(self, message: Restored) -> Grant:
-        """Enters restored rows in the books; the grant as it is now."""
+    def restored(self, message: Restored) -> Grant | None:
+        """Enters restored rows in the books; the grant as it is now. None when nobody knows how far it came and a
+        recurrent state may stand in the turn's buffers that is not the one behind its rows."""
         self.under_way.discard(message.grant.lease.turn)
+        if message.report is None and self._ledger.layout.recurrent:
+            return None
         grant, report, tokens = message.grant, message.report, message.ask.wanted.tokens
         rows = min(report.rows, len(tokens) - 1) if report is not None else 0
         if self._ledger.layout.recurrent and (report is None or not report.anchor):
             rows = 0
         if rows <= grant.matched or grant.lease.turn not in self._ledger.turns:
             return grant
-        grant = replace(grant, lease=self._ledger.unmark(grant.lease.turn))
+        grant = replace(grant, lease=self._ledger.unmark(grant.lease.turn, rows))
         self._ledger.commit(grant.lease.turn, tokens[grant.matched : rows])
         self._ledger.from_disk(grant.lease.turn)
         leaf = next(s for s in reversed(self._ledger.turns[grant.lease.turn].leaves) if s.tokens)

@@ -124,10 +124,8 @@ class Running:
 
     def _to_mark(self, end: int) -> tuple[int, int | None]:
         """Where a chunk ends that reaches a mark on the way, and the anchor that is kept there."""
-        mark = self.lease.mark
-        if mark is None or not self.position < mark.position <= end:
-            return end, None
-        return mark.position, mark.anchor
+        mark = next((m for m in self.lease.marks if self.position < m.position <= end), None)
+        return (end, None) if mark is None else (mark.position, mark.anchor)
 
     def decode(self, width: int) -> tuple[Strip, tuple[Want, ...]]:
         """The newest token and the first `width - 1` proposed ones, with one want a row."""

@@ -6,7 +6,6 @@ however it ends: finished, cancelled, refused or broken.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -51,7 +50,8 @@ class Work:
     """What a session is made from. turn: its number at bank and lane. name: the conversation's id if it is new.
 
     reader: None for a model without text: its pieces carry tokens only. spell: a token's bytes, for log probabilities.
-    fixed: its drafts are verified by a compiled forward where the bank can give buffers of a fixed size.
+    fixed: its drafts are verified by a compiled forward where the bank can give buffers of a fixed size. starts: where
+    the prompt's messages start, for a model that cannot go back to any token.
     """
 
     turn: int
@@ -62,6 +62,7 @@ class Work:
     spell: Spell
     exact: str
     fixed: bool = False
+    starts: tuple[int, ...] = ()
 
 
 class Session(Actor):
@@ -120,8 +121,10 @@ class Session(Actor):
         self._gave_back = True
         with trio.CancelScope(shield=True):
             if self._grant is not None and self._last.end is None:
-                with contextlib.suppress(OnecopyError):  # a lane that is down runs nothing
+                try:
                     await self._lane.ask(Cancel(self._work.turn))
+                except OnecopyError:  # a lane that is down runs nothing, and nobody knows what its last round left
+                    self._broken = True
             await self._release(len(self._spec.tokens) + max(0, len(self._delivered) - 1))
 
     async def _release(self, keep: int) -> None:
@@ -269,7 +272,8 @@ def lane_crashed() -> LaneCrashed:
 
 def _wanted(work: Work) -> Wanted:
     spec = work.spec
-    return Wanted(spec.tokens, spec.max_new, spec.salt, spec.hint, fixed=work.fixed and spec.draft)
+    fixed = work.fixed and spec.draft
+    return Wanted(spec.tokens, spec.max_new, spec.salt, spec.hint, fixed=fixed, starts=work.starts)
 
 
 def token_sha(tokens: Sequence[int]) -> str:

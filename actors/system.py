@@ -243,7 +243,8 @@ class System:
         number = next(self._numbers)
         reader, matcher = self._reader(spec), self._matcher(spec)
         fixed = self._drafting.limit > 0 and self._engine.fixed_rows > 0
-        work = Work(number, self.new_id("s_"), spec, reader, matcher, self._spell, self.card.exactness, fixed)
+        exact, starts = self.card.exactness, self._starts(spec)
+        work = Work(number, self.new_id("s_"), spec, reader, matcher, self._spell, exact, fixed, starts)
         bank, lane = self._supervisor.ref("bank"), self._supervisor.ref("lane")
         session = Session(work, bank, lane, self._clock, outbox)
         await self._supervisor.spawn(Child(session.name, lambda: session, restart="temporary"))
@@ -267,6 +268,11 @@ class System:
         bad = next((t for t in spec.tokens if not 0 <= t < self.card.vocab_size), None)
         if bad is not None:
             raise BadRequest(f"Token id {bad} is not in the vocabulary of {self.card.vocab_size}.", param="prompt")
+
+    def _starts(self, spec: TurnSpec) -> tuple[int, ...]:
+        """Where a recurrent model's states are worth keeping; other models go back to any token."""
+        chat = self.card.chat if self._engine.layout.recurrent else None
+        return chat.starts(spec.tokens) if chat is not None else ()
 
     def _reader(self, spec: TurnSpec) -> Reader | None:
         if self.card.tokenizer is None:

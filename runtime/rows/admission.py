@@ -8,6 +8,7 @@ and rows move for it only when they are few.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from .books import Books, at
@@ -26,7 +27,7 @@ DEPTH = 16
 """Segments of a chain at most; a longer one is merged, so that attention never reads many small pieces."""
 
 WORTH = 128
-"""Rows that two prompts share beyond any state: so many are worth a state where the prompts part, for the third."""
+"""Rows that are worth a state: where two prompts part that share so many beyond any state, and where messages start."""
 
 GROWTH = 8
 """A new leaf of a long conversation gets an eighth of its rows, so that the number of segments stays logarithmic."""
@@ -41,10 +42,22 @@ def admit(books: Books, turn: int, wanted: Wanted, name: str, now: float) -> Gra
     if isinstance(got, Shortage) and found.length:
         # Better computed again than refused: without the prefix to protect, more can be given up.
         got = asked.fork(Match(0, ()))
-    if isinstance(got, Grant) and books.layout.recurrent and kept.length - got.matched >= WORTH:
-        books.mark(books.turns[turn], kept.length)
+    if isinstance(got, Grant) and books.layout.recurrent:
+        parts = kept.length if kept.length - got.matched >= WORTH else None
+        books.mark(books.turns[turn], worth_a_state(wanted.starts, got.matched), parts)
         got = replace(got, lease=books.turns[turn].lease)
     return got
+
+
+def worth_a_state(starts: Sequence[int], matched: int) -> list[int]:
+    """Of the positions at which messages start those where a state spares an edit `WORTH` rows: behind a long message,
+    or before as many rows as that up to the next state."""
+    new = [start for start in starts if start > matched]
+    kept = list[int]()
+    for before, start in reversed(list(zip([matched, *new], new, strict=False))):
+        if start - before >= WORTH or (kept and kept[-1] - start >= WORTH):
+            kept.append(start)
+    return kept[::-1]
 
 
 def resumable(books: Books, found: Match, wanted: Wanted) -> Match:

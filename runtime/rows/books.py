@@ -7,7 +7,7 @@ could be given up is noted when it becomes so.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from . import pricing
 from .anchors import Anchors
@@ -166,33 +166,36 @@ class Books:
         self.anchors.add(s, position, salt)
         self._weighs(s, self.layout.state_bytes)
 
-    def mark(self, turn: Turn, position: int) -> None:
-        """A turn is to keep the state at a place in its prompt, if there is room for it."""
-        if self.available >= self.layout.state_bytes:
-            turn.mark = Mark(position, self._next)
-            self._next += 1
-            self.reserved += self.layout.state_bytes
+    def mark(self, turn: Turn, starts: Sequence[int], parts: int | None) -> None:
+        """A turn is to keep states at places in its prompt, as many as there is room for: where another prompt left
+        it, and where its latest messages start. More than `ANCHORS` never take from the half that is kept free."""
+        wished = [*([parts] if parts is not None else ()), *(p for p in reversed(starts) if p != parts)]
+        spare, fit = self.available - self.budget // 2, self.available
+        most = max(spare // self.layout.state_bytes, min(ANCHORS, fit // self.layout.state_bytes))
+        places = wished[: min(most, MOST_ANCHORS)]
+        self.reserved += len(places) * self.layout.state_bytes
+        turn.marks = tuple(Mark(p, self._next + i, p == parts) for i, p in enumerate(sorted(places)))
+        self._next += len(places)
 
-    def reach_mark(self, turn: Turn) -> None:
-        """Rows of a turn were written: a round that ended at its mark has kept the state there."""
-        mark = turn.mark
-        if mark is None or turn.frontier < mark.position:
+    def reach_marks(self, turn: Turn) -> None:
+        """Rows of a turn were written: a round that ended at a mark has kept the state there."""
+        there = next((mark for mark in turn.marks if mark.position == turn.frontier), None)
+        self.unmark(turn, turn.frontier - 1)
+        if there is None:
             return
-        if turn.frontier > mark.position:
-            self.unmark(turn)
-            return
-        turn.mark = None
+        turn.marks = turn.marks[1:]
         self.reserved -= self.layout.state_bytes
-        s = next(s for s in turn.leaves if s.start < mark.position <= s.frontier)
-        self._enter_anchor(s, mark.position, mark.anchor, turn.conversation.salt)
-        s.marks.add(mark.position)
+        s = next(s for s in turn.leaves if s.start < there.position <= s.frontier)
+        self._enter_anchor(s, there.position, there.anchor, turn.conversation.salt)
+        if there.parts:
+            s.marks.add(there.position)
 
-    def unmark(self, turn: Turn) -> None:
-        """No state is kept for this turn after all."""
-        if turn.mark is not None:
-            self.orders.append(DropAnchor(turn.mark.anchor))
-            self.reserved -= self.layout.state_bytes
-            turn.mark = None
+    def unmark(self, turn: Turn, upto: int | None = None) -> None:
+        """No states are kept for this turn after all, at the marks up to a position or at any."""
+        gone = [mark for mark in turn.marks if upto is None or mark.position <= upto]
+        self.orders += [DropAnchor(mark.anchor) for mark in gone]
+        self.reserved -= len(gone) * self.layout.state_bytes
+        turn.marks = turn.marks[len(gone) :]
 
     def drop_anchor(self, s: Segment, position: int) -> None:
         anchor = s.anchors.pop(position)
@@ -207,9 +210,13 @@ class Books:
     def thin(self, tip: Segment) -> None:
         """Gives up old anchors in the rows that only this conversation has: before the latest `MOST_ANCHORS`, or
         `ANCHORS` while less than half of the budget is free."""
-        most = MOST_ANCHORS if self.available >= self.budget // 2 else ANCHORS
-        for a, position in self.own_anchors(tip)[most:]:
+        for a, position in self.own_anchors(tip)[self._most_anchors :]:
             self.drop_anchor(a, position)
+
+    @property
+    def _most_anchors(self) -> int:
+        """States of one conversation that are kept as memory is now."""
+        return MOST_ANCHORS if self.available >= self.budget // 2 else ANCHORS
 
     def own_anchors(self, tip: Segment) -> list[tuple[Segment, int]]:
         """The anchors in the rows that only this conversation has, latest first; those where prompts part not among

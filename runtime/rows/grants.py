@@ -14,7 +14,8 @@ class Wanted:
     """What a turn asks for. tokens: the whole prompt. answer: rows its answer may need at most.
 
     fixed: its leaf is wanted in whole buckets that last the answer, for a forward compiled at the buffers' size.
-    capacity: the same at exactly so many rows; None takes what comes.
+    capacity: the same at exactly so many rows; None takes what comes. starts: positions in the prompt at which messages
+    start, ascending: where a recurrent state is worth keeping.
     """
 
     tokens: tuple[int, ...]
@@ -23,6 +24,7 @@ class Wanted:
     hint: str | None = None
     capacity: int | None = None
     fixed: bool = False
+    starts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ class Turn:
     """A running turn. leaves: the segments it may write, in order. how: the way it was met.
 
     price: bytes held more for it. fixed: it wanted its buffers at a fixed size and has its last leaf at one.
-    mark: where a state is to be kept, with bytes set aside for it.
+    marks: where states are to be kept, in order, with bytes set aside for each.
     """
 
     id: int
@@ -115,7 +117,7 @@ class Turn:
     plan: Plan | None = None
     price: int = 0
     fixed: bool = False
-    mark: Mark | None = None
+    marks: tuple[Mark, ...] = ()
 
     @property
     def frontier(self) -> int:
@@ -124,7 +126,7 @@ class Turn:
     @property
     def lease(self) -> Lease:
         leaves = tuple(LeafSpan(s.id, s.start, s.end) for s in self.leaves)
-        return Lease(self.id, self.base, leaves, self.fixed, self.mark)
+        return Lease(self.id, self.base, leaves, self.fixed, self.marks)
 
 
 @dataclass(slots=True)

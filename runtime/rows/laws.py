@@ -43,7 +43,7 @@ def _sums(books: Books) -> Iterator[str]:
     if locked != books.locked:
         yield f"{books.locked} bytes are accounted for as locked, there are {locked}"
     reserved = sum(t.plan.reserved for t in books.turns.values() if t.plan is not None)
-    reserved += sum(books.layout.state_bytes for t in books.turns.values() if t.mark is not None)
+    reserved += sum(len(t.marks) for t in books.turns.values()) * books.layout.state_bytes
     if reserved != books.reserved:
         yield f"{books.reserved} bytes are set aside, plans have {reserved}"
     if books.available < 0:

@@ -108,7 +108,7 @@ class Ledger:
         """
         pending = [op for op in self.take_orders() if isinstance(op, Drop | DropAnchor)]
         kept = (a for s in self.segments.values() for a in s.anchors.values())
-        marked = (t.mark.anchor for t in self.turns.values() if t.mark is not None)
+        marked = (mark.anchor for t in self.turns.values() for mark in t.marks)
         anchors = (*self._books.states, *kept, *marked)
         gone: tuple[RowOp, ...] = (*pending, *map(Drop, self.segments), *map(DropAnchor, anchors), Trim())
         self.segments.clear()
@@ -184,11 +184,11 @@ class Ledger:
                     self._books.index(s, made.conversation.salt)
         if rest:
             raise AssertionError(f"turn {turn} wrote {len(rest)} rows past its leaves")
-        self._books.reach_mark(made)
+        self._books.reach_marks(made)
 
-    def unmark(self, turn: int) -> Lease:
-        """Rows that no round computes will pass a turn's mark: no state is kept there. The lease as it is then."""
-        self._books.unmark(self.turns[turn])
+    def unmark(self, turn: int, upto: int) -> Lease:
+        """Rows up to a position come without a round that computes them: no states are kept there. The lease then."""
+        self._books.unmark(self.turns[turn], upto)
         return self.turns[turn].lease
 
     def release(self, turn: int, keep: int, now: float) -> None:

@@ -113,6 +113,8 @@ def _plan(books: Books, needed: int, keep: Segment | None) -> Giving | None:
     for s, position in _older_states(books):
         if books.available + plan.freed >= needed:
             break
+        if s.id in plan.tidied and s.tip is None and position > s.held:
+            continue  # it goes with the rows that are tidied away
         plan.states.setdefault(s.id, []).append(position)
         plan.freed += books.layout.state_bytes
     left: dict[int, int] = {}
@@ -126,10 +128,14 @@ def _plan(books: Books, needed: int, keep: Segment | None) -> Giving | None:
 
 
 def _older_states(books: Books) -> Iterator[tuple[Segment, int]]:
-    """Anchors of idle conversations that an edit of a late message would not go back to, longest unused first."""
+    """Anchors of idle conversations that an edit of a late message would not go back to, longest unused first.
+
+    Not those of a segment that somebody needs: an admission may be about to go on from one.
+    """
     for c in _unlocked(books) if books.layout.recurrent else ():
         anchors = [*books.own_anchors(c.tip), *((c.tip, position) for position in c.tip.marks)]
-        yield from sorted(anchors, key=lambda anchor: anchor[1])[:-ANCHORS]
+        older = sorted(anchors, key=lambda anchor: anchor[1])[:-ANCHORS]
+        yield from ((s, position) for s, position in older if not s.locks)
 
 
 def _victims(books: Books) -> Iterator[tuple[Conversation, bool]]:

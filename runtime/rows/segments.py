@@ -157,10 +157,14 @@ def chain_tokens(segment: Segment, stop: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A place in a prompt whose recurrent state is to be kept, under the anchor's id."""
+    """A place in a prompt whose recurrent state is to be kept, under the anchor's id.
+
+    parts: another prompt left this one here; otherwise a message starts.
+    """
 
     position: int
     anchor: int
+    parts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,14 +181,14 @@ class Lease:
     """The right to write one conversation's rows: what lies before, and the leaves in order.
 
     fixed: the last leaf's buffers have the fixed size that a compiled verify was granted; otherwise it runs eagerly.
-    mark: where the prompt's rows are to stop for a moment, so that a recurrent state is kept.
+    marks: where the prompt's rows are to stop for a moment, in order, so that a recurrent state is kept.
     """
 
     turn: int
     base: tuple[Link, ...]
     leaves: tuple[LeafSpan, ...]
     fixed: bool = False
-    mark: Mark | None = None
+    marks: tuple[Mark, ...] = ()
 
     @property
     def end(self) -> int:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from ..errors import BadRequest, Unsupported
 from ..turn import Tool
 from .formats import ToolFormat, described, infer, tool_format
@@ -72,6 +74,27 @@ class ChatFormat:
         if not self.knows_tools:
             return {"messages": tools_in_text(plain, tools), "tools": None}
         return {"messages": plain, "tools": [described(tool) for tool in tools] or None}
+
+    @cached_property
+    def opener(self) -> int | None:
+        """The control token that every message begins with, or every one of a user; None where the template has none.
+
+        It is what a longer chat has more of, and has first: no text of a template has to be understood.
+        """
+        one = [{"role": "user", "content": "a"}]
+        more = [*one, {"role": "assistant", "content": "b"}, *one]
+        try:
+            few, many = (self.tokens(chat, add_generation_prompt=False) for chat in (one, more))
+        except BadRequest:
+            return None
+        grown = (t for t in many if self._tokenizer.is_special(t) and 1 <= many.count(t) - few.count(t) <= 2)
+        return next(grown, None)
+
+    def starts(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """Where messages start in a prompt, in order; one that starts the prompt is not among them."""
+        if self.opener is None:
+            return ()
+        return tuple(int(i) for i in np.flatnonzero(np.asarray(tokens) == self.opener) if i)
 
     @property
     def knows_tools(self) -> bool:

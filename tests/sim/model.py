@@ -21,6 +21,8 @@ from onecopy.runtime.turn import Sampling
 Words = NDArray[np.uint64]
 
 VOCAB = 61
+STARTS = 7
+"""The token that messages start with, where that matters."""
 EOS = 0
 CONTEXT = 8192
 RATIO = 8

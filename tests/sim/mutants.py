@@ -17,12 +17,14 @@ from onecopy.actors.messages.lane import Cancel
 from onecopy.actors.orders import Orders
 from onecopy.actors.rows_door import Filling
 from onecopy.actors.rows_store import RowsStore
+from onecopy.actors.running import Running
 from onecopy.actors.system import System
 from onecopy.runtime.core import Mailbox
 from onecopy.runtime.decode import verify
 from onecopy.runtime.decode.drafts import Verdict
 from onecopy.runtime.rows import admission, reclaim
 from onecopy.runtime.rows.books import Books
+from onecopy.runtime.rows.grants import Turn
 from onecopy.runtime.rows.ledger import Ledger
 from onecopy.runtime.rows.ops import CopyRows, Drop, Link, ResizeLayer, Trim
 from onecopy.runtime.rows.prefixes import Match, Prefixes
@@ -179,6 +181,31 @@ def _cut_keeps_state() -> contextlib.AbstractContextManager[Any]:
         s.live = live
 
     return mock.patch.object(Books, "cut", cut)
+
+
+@contextlib.contextmanager
+def _passes_starts() -> Iterator[None]:
+    """A chunk goes on past a place where a state is wanted, and what stands at its end is taken for that state."""
+
+    def to_end(self: Running, end: int) -> tuple[int, int | None]:
+        mark = next((m for m in self.lease.marks if self.position < m.position <= end), None)
+        if mark is None:
+            return end, None
+        return (end if end < self.prompt else mark.position), mark.anchor
+
+    right = Books.reach_marks
+
+    def reach_marks(self: Books, turn: Turn) -> None:
+        first = turn.marks[0] if turn.marks else None
+        if first is not None and first.position < turn.frontier:
+            turn.marks = turn.marks[1:]
+            self.reserved -= self.layout.state_bytes
+            s = next(s for s in turn.leaves if s.start < first.position <= s.frontier)
+            self._enter_anchor(s, first.position, first.anchor, turn.conversation.salt)
+        right(self, turn)
+
+    with mock.patch.object(Running, "_to_mark", to_end), mock.patch.object(Books, "reach_marks", reach_marks):
+        yield
 
 
 async def _never_put_right(self: Any, kept: Any) -> None:
@@ -350,6 +377,12 @@ MUTANTS = (
         "cut keeps state",
         "a state that has seen rows that were given up is gone on with",
         _cut_keeps_state,
+        _of("recurrent"),
+    ),
+    Mutant(
+        "start passed",
+        "a state that has seen the message's first rows is kept as the one before them",
+        _passes_starts,
         _of("recurrent"),
     ),
     Mutant(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.sim import found
@@ -24,6 +26,14 @@ def test_no_seed_with_a_disk_breaks_a_promise(first: int) -> None:
     for seed in range(first, first + BATCH):
         report = run_scenario(stored(seed))
         assert not report.broken, f"seed {seed} with a disk, trace {report.trace}: {report.broken}"
+
+
+@pytest.mark.parametrize("first", [150, 450])
+def test_no_seed_of_a_recurrent_model_breaks_a_promise(first: int) -> None:
+    for seed in range(first, first + BATCH // 2):
+        for drawn in (scenario(seed), stored(seed)):
+            report = run_scenario(replace(drawn, layout="recurrent"))
+            assert not report.broken, f"recurrent seed {seed}, trace {report.trace}: {report.broken}"
 
 
 @pytest.mark.parametrize("name", ["OVER_THE_EDGE", "NARROW", "CRASH_WHILE_RESTORING", "NO_BUFFER", "STATES_LEFT"])

@@ -23,12 +23,13 @@ from onecopy.runtime.seams.clock import VirtualClock
 from onecopy.runtime.seams.disk import Disk
 from onecopy.runtime.seams.rng import SeededRng
 from onecopy.runtime.store import Record, fingerprint
+from onecopy.runtime.turn import TurnSpec
 
 from tests.sim import watch
 from tests.sim.device import DeviceFault, DeviceFaults, SimDevice
 from tests.sim.disk import PowerCut, SimDisk
 from tests.sim.engine import SimEngine
-from tests.sim.model import CONTEXT, EOS, VOCAB, alone
+from tests.sim.model import CONTEXT, EOS, STARTS, VOCAB, alone
 from tests.sim.scenario import Life, Scenario
 
 DAY = 1_700_000_000.0
@@ -129,6 +130,10 @@ class SimSystem(System):
         self._supervisor._on_event = self._event
         for cell in self._supervisor._cells.values():
             cell._on_event = self._event
+
+    def _starts(self, spec: TurnSpec) -> tuple[int, ...]:
+        """Messages start at one token, as they do in chat templates."""
+        return tuple(i for i, t in enumerate(spec.tokens) if i and t == STARTS) if self._engine.layout.recurrent else ()
 
     def _disk_children(self, options: Options, budget: int, disk: Disk) -> list[Child]:
         children = super()._disk_children(options, budget, disk)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from onecopy.runtime.rows.layout import LayerLayout, Layout
 from onecopy.runtime.rows.ledger import Grant, Ledger, Wanted
@@ -23,13 +25,11 @@ class Recurrent(House):
         assert self.ledger.audit() == []
 
     def write(self, turn: int, tokens: list[int]) -> None:
-        """In two rounds where a mark lies between, as a lane does."""
-        made = self.ledger.turns[turn]
-        mark, at = made.lease.mark, made.frontier
-        if mark is not None and at < mark.position < at + len(tokens):
-            super().write(turn, tokens[: mark.position - at])
-            tokens = tokens[mark.position - at :]
-        super().write(turn, tokens)
+        """In several rounds where marks lie between, as a lane does."""
+        at = self.ledger.turns[turn].frontier
+        places = [mark.position - at for mark in self.ledger.turns[turn].lease.marks]
+        for start, stop in pairwise([0, *(p for p in places if 0 < p < len(tokens)), len(tokens)]):
+            super().write(turn, tokens[start:stop])
 
     def child(self, tokens: list[int], hint: str) -> Grant:
         """A whole turn of a client that names itself; its prompt is all it leaves."""
@@ -116,12 +116,11 @@ def test_the_third_prompt_that_begins_alike_starts_where_the_first_two_part() ->
     house, common = Recurrent(), story(1, 600)
     first = house.run([*common, *story(2, 90)], story(3, 40))
     second = house.run([*common, *story(4, 90)], story(5, 40))
-    assert (first.lease.mark, second.matched) == (None, 0)
-    assert second.lease.mark is not None
-    assert second.lease.mark.position == len(common)
+    assert (first.lease.marks, second.matched) == ((), 0)
+    assert [(mark.position, mark.parts) for mark in second.lease.marks] == [(len(common), True)]
     for k in range(3):
         got = house.run([*common, *story(6 + k, 90)], story(9, 40))
-        assert (got.how, got.matched, got.lease.mark) == ("forked", len(common), None)
+        assert (got.how, got.matched, got.lease.marks) == ("forked", len(common), ())
 
 
 def test_a_state_where_prompts_part_outlives_the_turns_after_it() -> None:
@@ -140,7 +139,7 @@ def test_a_mark_that_no_round_stops_at_keeps_nothing(end: str) -> None:
     house.run([*common, 1])
     turn, got = house.begin([*common, 2])
     assert isinstance(got, Grant)
-    assert got.lease.mark is not None
+    assert got.lease.marks
     House.write(house, turn, common[:500] if end != "over it at once" else [*common, 2])
     if end == "crash":
         house.ledger.doubt(turn)
@@ -153,7 +152,7 @@ def test_a_restore_takes_the_mark_back() -> None:
     house.run([*common, 1])
     turn, got = house.begin([*common, 2])
     assert isinstance(got, Grant)
-    assert house.ledger.unmark(turn).mark is None
+    assert house.ledger.unmark(turn, len(common)).marks == ()
     House.write(house, turn, common)
     house.settle()
     assert not any(s.anchors for s in house.ledger.segments.values())
@@ -201,3 +200,71 @@ def test_a_recurrent_chain_is_never_merged() -> None:
         house.run(tokens, reply)
         tokens = tokens + reply + story(k + 1000, 20)
     assert "merge" not in house.ledger.totals.copied
+
+
+def at_starts(house: Recurrent, tokens: list[int], starts: list[int]) -> list[int]:
+    """A whole turn whose messages start there: where states are kept on the way."""
+    house.turn += 1
+    got = house.ledger.admit(house.turn, Wanted(tuple(tokens), 1, starts=tuple(starts)), f"c{house.turn}", 0.0)
+    assert isinstance(got, Grant)
+    house.settle()
+    house.finish(house.turn, tokens, tokens)
+    return [mark.position for mark in got.lease.marks]
+
+
+def test_a_long_prompt_keeps_a_state_where_each_of_its_messages_starts() -> None:
+    house, rows = Recurrent(), story(1, 1200)
+    assert at_starts(house, rows, [200, 500, 900]) == [200, 500, 900]
+    for start in (900, 500, 200):
+        assert house.run([*rows[: start + 3], 5000, *story(start, 40)]).matched == start
+
+
+@pytest.mark.parametrize(
+    ("starts", "kept"),
+    [
+        ([10, 20, 30], []),
+        ([10, 20, 400, 405, 410], [20, 400]),
+        ([200, 205, 210], [200]),
+        ([300, 310, 320, 600], [300, 320, 600]),
+    ],
+)
+def test_of_short_messages_in_a_row_only_what_spares_an_edit_many_rows_is_kept(
+    starts: list[int], kept: list[int]
+) -> None:
+    assert at_starts(Recurrent(), story(1, 700), starts) == kept
+
+
+def test_states_at_the_latest_messages_are_kept_where_memory_is_short() -> None:
+    house, starts = Recurrent(), list(range(200, 1300, 200))
+    house.ledger = Ledger(house.ledger.layout, 7 * SIZE)
+    assert at_starts(house, story(1, 1400), starts) == starts[-2:]
+
+
+def test_states_at_message_starts_leave_half_of_the_memory_free() -> None:
+    house, starts = Recurrent(), list(range(150, 1400, 150))
+    house.ledger = Ledger(house.ledger.layout, 2 * (6 * SIZE + 1000 + 4 * 1000))
+    assert at_starts(house, story(1, 1400), starts) == starts[-4:]
+
+
+def test_a_restore_passes_the_starts_before_it_and_keeps_those_behind_it() -> None:
+    house, rows = Recurrent(), story(1, 1200)
+    house.turn += 1
+    got = house.ledger.admit(house.turn, Wanted(tuple(rows), 1, starts=(300, 512, 900)), "c", 0.0)
+    assert isinstance(got, Grant)
+    lease = house.ledger.unmark(house.turn, 512)
+    assert [mark.position for mark in lease.marks] == [900]
+    house.settle()
+    House.write(house, house.turn, rows[:512])
+    house.finish(house.turn, rows, rows)
+    assert house.run([*rows[:905], 5000]).matched == 900
+
+
+def test_a_fork_never_pays_for_its_rows_with_the_state_it_goes_on_from() -> None:
+    house, rows = Recurrent(), story(1, 1000)
+    house.ledger = Ledger(house.ledger.layout, 14 * SIZE)
+    at_starts(house, rows, [300, 600, 900])
+    house.run([*rows, 7], story(2, 790))  # fills its last block: there is no slack to give back first
+    books = house.ledger._books
+    books.budget = books.used + SIZE - 500  # the oldest state would make up for it
+    got = house.run([*rows[:303], 5000])
+    assert (got.how, got.matched) == ("forked", 300)

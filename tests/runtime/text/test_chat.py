@@ -252,3 +252,23 @@ def test_a_tag_in_the_users_text_opens_nothing() -> None:
 
 def test_a_template_whose_tool_format_is_unknown_has_none() -> None:
     assert chat("{{ tools }}").tool_format is None
+
+
+def test_messages_start_at_the_control_token_that_a_longer_chat_has_more_of() -> None:
+    form, opener = chat(), byte_tokenizer().token_id("<|im_start|>")
+    tokens = form.tokens(TALK)
+    starts = form.starts(tokens)
+    assert form.opener == opener
+    assert len(starts) == tokens.count(opener) - 1
+    before = form.tokens(TALK[:4], add_generation_prompt=False)
+    assert len(before) in starts
+    assert tokens[: len(before)] == before
+
+
+@pytest.mark.parametrize(
+    "template", ["{% for m in messages %}{{ m.content }}\n{% endfor %}", "{{ raise_exception('no') }}"]
+)
+def test_a_template_without_such_a_token_has_no_starts(template: str) -> None:
+    form = chat(template)
+    assert form.opener is None
+    assert form.starts(form.tokens([user("a")]) if "for" in template else [1, 2]) == ()
