@@ -19,13 +19,13 @@ class OnDisk:
     """What the disk has of a conversation in memory.
 
     keys: of its leading blocks there. anchor: of the state behind them, when it is there. rows: how many those make.
-    older: of the state before that one, of a recurrent model.
+    older: of the states before that one that stay, of a recurrent model, the latest first.
     """
 
     keys: tuple[bytes, ...]
     anchor: bytes | None = None
     rows: int = 0
-    older: bytes | None = None
+    older: tuple[bytes, ...] = ()
 
     @property
     def tip(self) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import trio
@@ -36,6 +36,9 @@ PATIENCE = 5.0
 RETRY = 30.0
 """Seconds before rows that could not be written are tried again."""
 
+LEAST_STATES = 2
+"""Recurrent states of a conversation that stay on disk however large they are: an edit of its end goes back to one."""
+
 HOLD, KEEP = "save", "preserve"
 NOTHING = OnDisk(())
 
@@ -54,6 +57,7 @@ class Keeping:
         self._saving: dict[str, float] = {}
         self._failed: dict[str, float] = {}
         self._written: dict[str, int] = {}
+        self._parted: dict[str, set[int]] = {}
         self._recurrent = ledger.layout.recurrent
         self._bank: Ref
         self._nursery: trio.Nursery
@@ -113,13 +117,29 @@ class Keeping:
         rows = leaf.frontier // BLOCK * BLOCK if whole else leaf.frontier
         tokens, known = tuple(chain_tokens(leaf, rows)), self.on_disk(conversation, leaf).keys
         used = int(self._clock.wall() - (self._clock.now() - conversation.used))
-        return Save(conversation.id, tokens, leaf.id, reader, conversation.salt, not whole, known, used)
+        waypoints = tuple(self._waypoints(conversation, leaf, tokens))
+        return Save(
+            conversation.id, tokens, leaf.id, reader, conversation.salt, not whole, known, used, waypoints=waypoints
+        )
+
+    def _waypoints(
+        self, conversation: Conversation, leaf: Segment, tokens: tuple[int, ...]
+    ) -> Iterator[tuple[int, RowsReader]]:
+        """States where other prompts left this one: after a restart the next such prompt goes on from there.
+
+        An ancestor may have marks past the place where these rows left it: they are behind other tokens.
+        """
+        there = self._parted.get(conversation.id, frozenset[int]())
+        for s in leaf.ancestors() if self._recurrent else ():
+            for at in s.marks:
+                if s.anchors[at] not in there and tuple(chain_tokens(s, at)) == tokens[:at]:
+                    yield at, self._door.with_state(s.anchors[at])
 
     async def _save(self, segment: int, wish: Save) -> None:
         report = None
         with contextlib.suppress(OnecopyError):
             report = await self._stager.ask(wish)
-        self._bank.tell(Saved(wish.owner, segment, report, _state(wish)))
+        self._bank.tell(Saved(wish.owner, segment, report, _state(wish), _anchors(wish)))
 
     def saved(self, message: Saved) -> None:
         """The hold goes; what the report names is on disk. Rows that came meanwhile are next."""
@@ -148,6 +168,7 @@ class Keeping:
             self._failed[name] = self._clock.now()
         else:
             self._failed.pop(name, None)
+            self._parted.setdefault(name, set()).update(message.waypoints)
         if report is None:
             return
         self._written[name] = self._written.get(name, 0) + report.written
@@ -167,11 +188,13 @@ class Keeping:
         self._of[name] = self._ledger.conversations[name]
 
     def _overtake(self, before: OnDisk, now: OnDisk) -> OnDisk:
-        """Drops the state before. A recurrent one stays until there are two later ones: an edit goes back to it."""
-        gone = before.older if self._recurrent else before.anchor
-        if gone is not None:
-            self._store.tell(Supersede((gone,)))
-        return replace(now, older=before.anchor) if self._recurrent else now
+        """Drops the state before. Recurrent ones stay while they take no more room than the rows do, and the last two
+        in any case: an edit goes back to them."""
+        layout, ended = self._ledger.layout, (before.anchor, *before.older) if before.anchor else before.older
+        most = max(LEAST_STATES, layout.row_bytes * now.rows // layout.state_bytes) - 1 if self._recurrent else 0
+        if ended[most:]:
+            self._store.tell(Supersede(ended[most:]))
+        return replace(now, older=ended[:most])
 
     def came_back(self, grant: Grant, source: Source) -> None:
         """A conversation's rows came from disk: what is there need not be hashed or written again."""
@@ -219,7 +242,7 @@ class Keeping:
 
     def _forget(self, name: str) -> None:
         self._stager.tell(Forgotten(name))
-        for notes in (self._disk, self._of, self._failed, self._written):
+        for notes in (self._disk, self._of, self._failed, self._written, self._parted):
             notes.pop(name, None)
 
     async def erase(self, tip: bytes) -> None:
@@ -246,7 +269,8 @@ class Keeping:
             error = raised
         if report is not None and not report.complete:
             error = Unavailable(f"The session could not be written to disk: {report.error}.", retry_after=RETRY)
-        self._bank.tell(Preserved(Saved(wish.owner, wish.segment, report, _state(wish)), reply, forget, error))
+        saved = Saved(wish.owner, wish.segment, report, _state(wish), _anchors(wish))
+        self._bank.tell(Preserved(saved, reply, forget, error))
 
     def preserved(self, message: Preserved) -> Conversation:
         """The hold goes; the conversation, or the error for whoever asked."""
@@ -292,3 +316,8 @@ class Keeping:
 def _state(wish: Save) -> int | None:
     """The anchor that was taken for a save."""
     return wish.reader.anchor if isinstance(wish.reader, StateDoor) else None
+
+
+def _anchors(wish: Save) -> tuple[int, ...]:
+    """The anchors of the states on the way."""
+    return tuple(reader.anchor for _, reader in wish.waypoints if isinstance(reader, StateDoor))

@@ -10,7 +10,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import trio
@@ -28,6 +28,7 @@ from .messages.stager import (
     KeysInFlight,
     Restore,
     RestoreReport,
+    RowsReader,
     Save,
     SaveReport,
     StagerStatistics,
@@ -219,12 +220,26 @@ class Stager(Actor):
                 plan = await self._plan(task)
                 if not ask.again and any(i < len(ask.known) for i in plan.missing):
                     raise Unavailable("other conversations took its room on disk")
-                for window in windows(self._items(task.ask, plan), self._permit.size):
-                    await self._stage_until_done(task, plan, window)
+                await self._stage_all(task, plan)
+                for at, reader in ask.waypoints:
+                    await self._stage_state(task, at, reader)
             except OnecopyError as error:
                 task.error = error.message
                 await self._see_what_was_kept(task)
         self._finish(task)
+
+    async def _stage_all(self, task: Task, plan: Planned) -> None:
+        for window in windows(self._items(task.ask, plan), self._permit.size):
+            await self._stage_until_done(task, plan, window)
+
+    async def _stage_state(self, task: Task, at: int, reader: RowsReader) -> None:
+        """The state at a place on the way, behind blocks that are on disk by now."""
+        ask = replace(task.ask, tokens=task.ask.tokens[:at], reader=reader, known=task.plan.keys if task.plan else ())
+        part = Task(ask, task.reply, task.begun)
+        try:
+            await self._stage_all(part, await self._plan(part))
+        finally:
+            task.written += part.written
 
     async def _see_what_was_kept(self, task: Task) -> None:
         """A window that failed may be on disk in part."""

@@ -182,13 +182,17 @@ class Restored(Message):
 
 @dataclass(frozen=True, slots=True)
 class Saved(Message):
-    """From the bank to itself: a save ended. segment: whose rows were held for it. state: the anchor taken for it."""
+    """From the bank to itself: a save ended. segment: whose rows were held for it. state: the anchor taken for it.
+
+    waypoints: the anchors of the states on the way that went with it.
+    """
 
     due = True
     conversation: str
     segment: int
     report: SaveReport | None
     state: int | None = None
+    waypoints: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,8 @@ class Save(Ask[SaveReport]):
     owner: conversation, as shown in logs and `/health`. tokens: all of the state's, from position 0. segment: the leaf.
     anchor: also the state at the end with its partial block. known: `keys` of this conversation's last report. used:
     Unix seconds when it last ran, None for now: an older one never makes room by taking a younger one's. again: also
-    write what was on disk and has made room for others since.
+    write what was on disk and has made room for others since. waypoints: positions on the way whose recurrent
+    states are to be there too, and who reads each.
     """
 
     owner: str
@@ -86,6 +87,7 @@ class Save(Ask[SaveReport]):
     known: tuple[bytes, ...] = ()
     used: int | None = None
     again: bool = True
+    waypoints: tuple[tuple[int, RowsReader], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,6 +162,7 @@ class Asked:
             self._copy(at(source, stop), leaf, start, stop, "fork")
             if self.books.layout.recurrent:
                 self.books.give_state(source, stop, leaf)
+                source.marks.add(stop)
             how = "forked"
         if self._fixes and fixed is None:
             how = "eager"

@@ -93,20 +93,75 @@ async def test_without_a_state_at_or_before_its_end_a_prompt_is_computed_from_it
         assert again.said == first.said
 
 
-async def test_two_states_of_a_conversation_are_kept_and_an_edit_goes_back_to_the_older(
+async def talked(whole: Whole, talk: list[dict[str, Any]], turns: int) -> tuple[list[dict[str, Any]], list[Reply]]:
+    """Turns one after another, each saved: the messages of a next one, and the replies."""
+    replies = list[Reply]()
+    for turn in range(turns):
+        replies.append(await whole.ask(body(*talk)))
+        await saved(whole)
+        talk = grown(talk, replies[-1], f"more {turn}")
+    return talk, replies
+
+
+async def test_states_stay_on_disk_while_they_are_smaller_than_the_rows_and_an_edit_goes_back_to_any(
     recurrent: Path, store: str
 ) -> None:
     async with serving(recurrent, store=store) as whole:
-        talk, replies = about(1.5), list[Reply]()
-        for turn in range(4):
-            replies.append(await whole.ask(body(*talk)))
-            await saved(whole)
-            talk = grown(talk, replies[-1], f"more {turn}")
+        talk, replies = await talked(whole, about(1.5), 5)
+        layout = whole.system._engine.layout
+        assert 5 * layout.state_bytes < replies[-1].prompt * layout.row_bytes
+        assert (await saved(whole))["rows store"]["anchors"] == 5
+    for back in (1, 3):
+        async with serving(recurrent, store=store) as whole:
+            reply = await whole.ask(body(*talk[: 1 - 2 * back], user("something else")))
+            before = replies[-back]
+            assert reply.cached == before.prompt + len(before.tokens) - 1
+
+
+async def test_of_states_larger_than_the_rows_two_are_kept(tmp_path: Path, store: str) -> None:
+    large = write_tiny(tmp_path / "large", kind="qwen3_5", **{**CONFIG, "linear_num_value_heads": 64})
+    async with serving(large, store=store) as whole:
+        talk, replies = await talked(whole, about(0.3), 4)
+        layout = whole.system._engine.layout
+        assert 3 * layout.state_bytes > replies[-1].prompt * layout.row_bytes
         assert (await saved(whole))["rows store"]["anchors"] == 2
-    edited = [*talk[:-3], user("something else")]
-    async with serving(recurrent, store=store) as whole:
-        reply = await whole.ask(body(*edited))
+    async with serving(large, store=store) as whole:
+        reply = await whole.ask(body(*talk[:-3], user("something else")))
         assert reply.cached == replies[2].prompt + len(replies[2].tokens) - 1
+
+
+async def test_where_prompts_part_a_state_is_on_disk_and_the_next_one_goes_on_there_after_a_restart(
+    recurrent: Path, store: str
+) -> None:
+    def asking(text: str) -> dict[str, Any]:
+        return body(about(1.6)[0], user(text))
+
+    async with serving(recurrent, store=store) as whole:
+        replies = [await whole.ask(asking(text)) for text in ("alpha?", "beta?", "gamma?")]
+        assert [reply.cached > BLOCK for reply in replies] == [False, True, True]
+        await saved(whole)
+    async with serving(recurrent, store=store) as whole:
+        after = await whole.ask(asking("delta?"))
+        assert (after.onecopy["how"], after.cached) == ("restored", replies[2].cached)
+    async with serving(recurrent) as whole:
+        assert (await whole.ask(asking("delta?"))).said == after.said
+
+
+async def test_an_edit_of_any_message_of_a_long_prompt_goes_on_where_the_message_starts(recurrent: Path) -> None:
+    messages = [
+        system_text(TEXT[:300]),
+        user(TEXT[300:500]),
+        {"role": "assistant", "content": TEXT[500:800]},
+        user(TEXT[800:1100]),
+    ]
+    async with serving(recurrent) as whole:
+        await whole.ask(body(*messages))
+        for edited in (3, 2, 1):
+            changed = {**messages[edited], "content": "instead " + TEXT[1100:1300]}
+            wanted = body(*messages[:edited], changed, *messages[edited + 1 :])
+            reply = await whole.ask(wanted)
+            assert reply.cached > sum(len(message["content"]) for message in messages[:edited])
+            assert reply.said == (await whole.cold(wanted)).said
 
 
 async def test_bytes_of_states_taken_for_saves_are_accounted_and_come_back(recurrent: Path, store: str) -> None:

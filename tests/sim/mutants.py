@@ -13,6 +13,7 @@ from onecopy.actors import lane, running, session
 from onecopy.actors.away import OnDisk
 from onecopy.actors.bank import Bank
 from onecopy.actors.disk_side import DiskSide
+from onecopy.actors.keeping import Keeping
 from onecopy.actors.messages.lane import Cancel
 from onecopy.actors.orders import Orders
 from onecopy.actors.rows_door import Filling
@@ -208,6 +209,12 @@ def _passes_starts() -> Iterator[None]:
         yield
 
 
+def _everybodys(self: Keeping, conversation: Any, leaf: Segment, tokens: tuple[int, ...]) -> Any:
+    """States on the way to a conversation's end, and those of others who went on in the same segments."""
+    for s in leaf.ancestors():
+        yield from ((at, self._door.with_state(s.anchors[at])) for at in s.marks if at <= len(tokens))
+
+
 async def _never_put_right(self: Any, kept: Any) -> None:
     return None
 
@@ -384,6 +391,12 @@ MUTANTS = (
         "a state that has seen the message's first rows is kept as the one before them",
         _passes_starts,
         _of("recurrent"),
+    ),
+    Mutant(
+        "another's waypoint",
+        "a state goes to disk under the tokens of a conversation that had left before it",
+        patch(Keeping, "_waypoints", _everybodys),
+        lambda seed: replace(stored(seed), layout="recurrent"),
     ),
     Mutant(
         "state not put right",
