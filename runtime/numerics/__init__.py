@@ -3,5 +3,6 @@
 arrange.py    the ways a matrix product can be laid out so that a row's bits are its own
 probe.py      finds, for the shapes of a model on this machine, the cheapest way that really is exact
 linear.py     linear layers that use the arrangement found, and the head that computes only the rows wanted
+exponential.py  e to the power of x by NumPy on a CPU, in MLX's memory
 rope.py       rotary embeddings from a table
 """

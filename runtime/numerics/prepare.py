@@ -8,7 +8,6 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from onecopy.runtime.rows.attention import LOG2_E
 
 from .arrange import Way
 from .blocks import ATTENTION, FEED_FORWARD, FLAT, RowAttention, RowFeedForward, RowNorm, named
@@ -155,7 +154,7 @@ def _attention_maker() -> Callable[[str, nn.Module], nn.Module]:
         heads = (int(old.n_heads), int(old.n_kv_heads), int(old.n_kv_heads))
         key = (id(old.rope.table), old.rope.traditional, heads, old.scale)
         if key not in tables:
-            tables[key] = HeadTable(old.rope.table, old.rope.traditional, heads, old.scale * LOG2_E)
+            tables[key] = HeadTable(old.rope.table, old.rope.traditional, heads, old.scale)
         return RowAttention(old, old.q_proj.whole, old.o_proj, tables[key])
 
     return make

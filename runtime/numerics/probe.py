@@ -15,7 +15,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from onecopy.runtime.rows.attention import LOG2_E, RowTile, Tiles, attend, view
+from onecopy.runtime.rows.attention import RowTile, Tiles, attend, attended, view
 from onecopy.runtime.rows.layout import BLOCK
 
 from .arrange import BODY, CANDIDATES, HEAD, PLAIN, Arrangement, Turned, Way, pad_rows
@@ -158,7 +158,7 @@ def _batch_is_exact(kvh: int, group: int, inputs: int, outputs: int, turned: boo
 def attention_is_exact(kvh: int, group: int, width: int, value_width: int, tile: RowTile) -> bool:
     """Whether attention gives a query the same bits alone, beside others, and over one segment or two."""
     keys, values = (_values(3 * BLOCK, kvh * d).reshape(kvh, 3 * BLOCK, d) for d in (width, value_width))
-    queries = _values(64 * group, kvh * width).reshape(kvh, 1, -1, width) * (LOG2_E / math.sqrt(width))
+    queries = _values(64 * group, kvh * width).reshape(kvh, 1, -1, width) / math.sqrt(width)
 
     def tiles(span: tuple[int, int], n: int, bias: Array | None = None) -> Tiles:
         k, v = (view(a.reshape(-1), a.shape, 0, kvh, span, n, turned) for a, turned in ((keys, True), (values, False)))
@@ -167,12 +167,12 @@ def attention_is_exact(kvh: int, group: int, width: int, value_width: int, tile:
     def run(start: int, rows: int, *cuts: int) -> Any:
         q = queries[:, :, start * group : (start + rows) * group]
         edges = itertools.pairwise([0, *cuts, 3])
-        return np.array(attend(q, [tiles(e, BLOCK) for e in edges], tile, None))
+        return np.array(attended(attend(q, [tiles(e, BLOCK) for e in edges], tile, None)))
 
     def begun(rows: int, n: int) -> Any:
         hidden = np.where(np.arange(n) < tile.part - 5, np.float32(0), np.float32(-np.inf))
         bias = mx.array(np.broadcast_to(hidden, (1, tile.kept(rows * group), n)))
-        return np.array(attend(queries[:, :, : rows * group], [tiles((1, 2), n, bias)], tile, None))
+        return np.array(attended(attend(queries[:, :, : rows * group], [tiles((1, 2), n, bias)], tile, None)))
 
     for n in range(tile.part, BLOCK, tile.part):
         if any(not np.array_equal(begun(rows, n), begun(rows, BLOCK)) for rows in (1, 2, 5, 16)):

@@ -4,25 +4,33 @@ A tile is one block of keys. Scores and weighted values are computed per tile an
 segment a row lives in, nor how many segments a chain has, nor how many rows run beside it can change a bit. Keys and
 values are read where they lie; only per-tile partial results are joined.
 Source: the running softmax of Milakov and Gimelshein, arXiv:1805.02867, with the maximum taken first.
+
+What attends is a generator: it gives scores less their maximum, is sent their exponentials, and returns the result. So
+several can compute their scores side by side before the first of them waits for its exponentials (`attend_all`).
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-from onecopy.runtime.numerics.arrange import PLAIN, Arrangement, constant, pad_rows, spread
+from onecopy.runtime.numerics.arrange import PLAIN, Arrangement, constant, pad_rows
+from onecopy.runtime.numerics.exponential import exp_all
 
 from .layout import BLOCK
 
 Array = Any
 
-LOG2_E = 1.4426950408889634
-"""Scores are kept in units of log2(e), because powers of two are several times cheaper than exponentials on a CPU."""
+AT_ONCE = 4
+"""Attentions whose scores are computed while others wait for exponentials: two for each of two streams."""
+
+Attending = Generator[list[Array], list[Array], Array]
+"""Gives arrays, is sent their exponentials, returns what was attended to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +83,47 @@ def view(
     return mx.as_strided(flat, whole, (capacity * width, BLOCK * width, *strides), start)
 
 
-def attend(queries: Array, spans: Sequence[Tiles], tile: RowTile, sinks: Array | None) -> Array:
+def attend_all(begun: Sequence[tuple[AbstractContextManager[Any], Attending]]) -> list[Array]:
+    """What each returns. Each goes on inside its context, which may choose a stream. Lazy but for the scores, of which
+    no more than `AT_ONCE` are there at any moment."""
+    waves = [begun[i : i + AT_ONCE] for i in range(0, len(begun), AT_ONCE)]
+    return list(itertools.chain.from_iterable(map(_attend_wave, waves)))
+
+
+def _attend_wave(begun: Sequence[tuple[AbstractContextManager[Any], Attending]]) -> list[Array]:
+    shifted = []
+    for where, attending in begun:
+        with where:
+            shifted.append(next(attending))
+    if len(begun) > 1:
+        mx.async_eval(shifted)  # type: ignore[no-untyped-call]
+    out = []
+    for (where, attending), scores in zip(begun, shifted, strict=True):
+        with where:
+            out.append(_ended(attending, exp_all(scores)))
+        if len(begun) > 1:
+            mx.async_eval(out[-1])  # type: ignore[no-untyped-call]
+    return out
+
+
+def attended(attending: Attending) -> Array:
+    """What one attention returns."""
+    return attend_all([(nullcontext(), attending)])[0]
+
+
+def _ended(attending: Attending, weights: list[Array]) -> Array:
+    try:
+        attending.send(weights)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("attention asked for exponentials twice")
+
+
+def attend(queries: Array, spans: Sequence[Tiles], tile: RowTile, sinks: Array | None) -> Attending:
     """Softmax attention of `queries [kvh, 1, m, d]` over the spans in order; returns `[kvh, 1, m, dv]`.
 
-    queries come scaled by the model's scale times `LOG2_E`. sinks: `[kvh, m]` extra logits without a value, scaled by
-    `LOG2_E`, or None. Lazy; nothing is mutated.
+    queries come scaled by the model's scale. sinks: `[kvh, m]` extra logits without a value, or None. Nothing that is
+    given is mutated.
     """
     m = queries.shape[2]
     kept = tile.kept(m)
@@ -89,18 +133,16 @@ def attend(queries: Array, spans: Sequence[Tiles], tile: RowTile, sinks: Array |
     if sinks is not None:
         sinks = mx.pad(sinks, [(0, 0), (0, kept - m)])[:, None, :, None]
         top = mx.maximum(top, sinks)
-    weights = [exp2(s - top) for s in scores]
-    total = _in_order([w.sum(axis=-1, keepdims=True) for w in weights])
-    if sinks is not None:
-        total = total + exp2(sinks - top)
+    weights = yield [*(s - top for s in scores), *_shifted(sinks, top)]
+    weights, extra = weights[: len(spans)], weights[len(spans) :]
+    total = sum(extra, start=_in_order([w.sum(axis=-1, keepdims=True) for w in weights]))
     mixed = _in_order([_mix(w, span.values, tile) for w, span in zip(weights, spans, strict=True)])
     out = mixed / total
     return out if kept == m else out[:, :, :m]
 
 
-def exp2(x: Array) -> Array:
-    """Two to the power of `x`."""
-    return mx.power(spread(2.0, x.shape), x)
+def _shifted(sinks: Array | None, top: Array) -> list[Array]:
+    return [] if sinks is None else [sinks - top]
 
 
 def _scores(queries: Array, span: Tiles, tile: RowTile, kept: int) -> Array:
@@ -186,24 +228,27 @@ class Even:
 
 def attend_even(
     queries: Array, tiles: Sequence[Sequence[Tiles]], even: Even, tile: RowTile, sinks: Array | None
-) -> Array:
+) -> Attending:
     """`attend` for many such strips at once, with the same bits. queries `[kvh, 1, R, d]`, and so the result."""
     kvh, _, _, width = queries.shape
     by_strip = queries.reshape(kvh, -1, even.rows, width)
     extra = None if sinks is None else sinks.reshape(kvh, -1, 1, even.rows, 1)
-    out, at = [], 0
+    groups, at = list[Attending](), 0
     for own, group in zip(tiles, even.groups, strict=True):
         part = slice(at, at + len(own))
         whole = len(even.groups) == 1
         q, e = (x if x is None or whole else x[:, part] for x in (by_strip, extra))
-        out.append(_attend_group(q, own, group, tile, e))
+        groups.append(_attend_group(q, own, group, tile, e))
         at += len(own)
+    shifted = [next(g) for g in groups]
+    weights = iter((yield list(itertools.chain(*shifted))))
+    out = [_ended(g, list(itertools.islice(weights, len(s)))) for g, s in zip(groups, shifted, strict=True)]
     return _joined(out).reshape(kvh, 1, -1, tiles[0][0].values.shape[-1])
 
 
 def _attend_group(
     queries: Array, tiles: Sequence[Tiles], group: EvenGroup, tile: RowTile, sinks: Array | None
-) -> Array:
+) -> Attending:
     """`[kvh, strips, rows, dv]` of `queries [kvh, strips, rows, d]`; sinks `[kvh, strips, 1, rows, 1]`."""
     kvh, strips, m, _ = queries.shape
     kept, each = tile.kept(m), tiles[0].keys.shape[1]
@@ -218,22 +263,20 @@ def _attend_group(
     if sinks is not None:
         sinks = mx.pad(sinks, [(0, 0), (0, 0), (0, 0), (0, kept - m), (0, 0)])
         top = mx.maximum(top, sinks)
-    weights = exp2(scores - top)
+    weights, *over = yield [scores - top, *_shifted(sinks, top)]
     by_tile = mx.split(weights.reshape(kvh, strips * each, kept, -1), strips, axis=1)
     mixed = _joined([_mix(w, t.values, tile) for w, t in zip(by_tile, tiles, strict=True)])
     mixed = mixed.reshape(kvh, strips, each, kept, -1)
     total = weights.sum(axis=-1, keepdims=True)
     if each > 1:
         mixed, total = mixed.sum(axis=2, keepdims=True), total.sum(axis=2, keepdims=True)
-    if sinks is not None:
-        total = total + exp2(sinks - top)
-    out = (mixed / total).reshape(kvh, strips, kept, -1)
+    out = (mixed / sum(over, start=total)).reshape(kvh, strips, kept, -1)
     return out if kept == m else out[:, :, :m]
 
 
 def attend_sheet(
     queries: Array, tiles: Sequence[Sequence[Tiles]], sheet: Sheet, tile: RowTile, sinks: Array | None
-) -> Array:
+) -> Attending:
     """`attend` for many strips at once, with the same bits. queries `[kvh, R, d]`; tiles: for each group's products."""
     kvh, width = queries.shape[0], tiles[0][0].values.shape[-1]
     scores = [_group_scores(queries, own, group, tile) for own, group in zip(tiles, sheet.groups, strict=True)]
@@ -241,16 +284,16 @@ def attend_sheet(
     top = mx.take(top, sheet.order, axis=1).max(axis=1)
     if sinks is not None:
         top = mx.maximum(top, sinks)
-    weights = [
-        exp2(s - mx.take(top, group.owner, axis=1)[..., None]) for s, group in zip(scores, sheet.groups, strict=True)
-    ]
+    shifted = [s - mx.take(top, g.owner, axis=1)[..., None] for s, g in zip(scores, sheet.groups, strict=True)]
+    weights = yield [*shifted, *_shifted(sinks, top)]
+    weights, extra = weights[: len(scores)], weights[len(scores) :]
     mixed = [_group_mix(w, own, tile) for w, own in zip(weights, tiles, strict=True)]
     parts = _joined([*mixed, constant((kvh, 1, width + 1))])
     total = mx.take(parts, sheet.order, axis=1)
     total = total[:, 0] if total.shape[1] == 1 else total.sum(axis=1)
     over = total[..., width:]
-    if sinks is not None:
-        over = over + exp2(sinks - top)[..., None]
+    for e in extra:
+        over = over + e[..., None]
     return total[..., :width] / over
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from .attention import LOG2_E, Even, Tiles, attend, attend_even, attend_sheet, view
+from .attention import Attending, Even, Tiles, attend, attend_all, attend_even, attend_sheet, view
 from .layout import BLOCK
 from .plan import RoundRows, Strip, Unit
 
@@ -76,12 +76,12 @@ class RowCache:
     def attention(self, queries: Array, scale: float, sinks: Array | None) -> Array:
         """`queries [batch, heads, length, d]` to `[batch, heads, length, dv]`."""
         batch, heads, length, width = queries.shape
-        q = (queries * (scale * LOG2_E)).swapaxes(1, 2).reshape(batch * length, heads, width)
+        q = (queries * scale).swapaxes(1, 2).reshape(batch * length, heads, width)
         out = self.attend(q, sinks).reshape(batch, length, heads, -1).swapaxes(1, 2)
         return out if out.dtype == queries.dtype else out.astype(queries.dtype)
 
     def attend(self, queries: Array, sinks: Array | None = None) -> Array:
-        """`queries [rows, heads, d]`, scaled by the model's scale and `LOG2_E`, to `[rows, heads * dv]` in f32."""
+        """`queries [rows, heads, d]`, scaled by the model's scale, to `[rows, heads * dv]` in f32."""
         now = self._now
         rows, heads, width = queries.shape
         kvh = self._heads()
@@ -90,13 +90,13 @@ class RowCache:
             q = queries.reshape(kvh, 1, group, width)
         else:
             q = queries.reshape(rows, kvh, group, width).swapaxes(0, 1).reshape(kvh, 1, rows * group, width)
-        extra = None if sinks is None else mx.tile((sinks * LOG2_E).reshape(kvh, group), (1, rows))
+        extra = None if sinks is None else mx.tile(sinks.reshape(kvh, group), (1, rows))
         reading = now.reading(self.window, group, kvh)
-        out = []
+        begun = []
         for i, unit in enumerate(reading.units):
-            taken = [slice(a * group, b * group) for a, b in unit.bounds]
-            with mx.stream(now.lanes[i % len(now.lanes)]) if i else HERE:
-                out.append(self._attend(unit, kvh, _rows(q, taken, 2), _rows(extra, taken, 1)))
+            where = mx.stream(now.lanes[i % len(now.lanes)]) if i else HERE
+            begun.append((where, self._attend(unit, group, kvh, q, extra)))
+        out = attend_all(begun)
         joined = out[0] if len(out) == 1 else mx.concatenate(out, axis=2)
         if rows == 1:
             return joined.reshape(1, -1)
@@ -105,17 +105,19 @@ class RowCache:
             by_row = mx.take(by_row, reading.back, axis=0)
         return by_row.reshape(rows, -1)
 
-    def _attend(self, unit: Unit, kvh: int, queries: Array, sinks: Array | None) -> Array:
+    def _attend(self, unit: Unit, group: int, kvh: int, queries: Array, sinks: Array | None) -> Attending:
         tile = self._now.tile
+        taken = [slice(a * group, b * group) for a, b in unit.bounds]
+        queries, sinks = _rows(queries, taken, 2), _rows(sinks, taken, 1)
         if unit.sheet is None:
             tiles = [self._tiles(s.segment, kvh, (s.first, s.last), BLOCK, s.bias) for s in unit.spans]
-            return attend(queries, tiles, tile, sinks)
+            return (yield from attend(queries, tiles, tile, sinks))
         by_group = [
             [self._tiles(p.segment, kvh, (p.first, p.last), p.n) for p in g.products] for g in unit.sheet.groups
         ]
         if isinstance(unit.sheet, Even):
-            return attend_even(queries, by_group, unit.sheet, tile, sinks)
-        return attend_sheet(queries.squeeze(1), by_group, unit.sheet, tile, sinks)[:, None]
+            return (yield from attend_even(queries, by_group, unit.sheet, tile, sinks))
+        return (yield from attend_sheet(queries.squeeze(1), by_group, unit.sheet, tile, sinks))[:, None]
 
     def _arrays(self, segment: int) -> dict[str, Array]:
         return self._now.pool.segments[segment].layers[self.layer].arrays

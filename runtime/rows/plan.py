@@ -17,9 +17,9 @@ from .ops import Chain
 Array = Any
 Host = np.ndarray[Any, Any]
 
-SCORE_BYTES = 32 * 1024 * 1024
-"""Most bytes of scores at once: query rows go through in pieces below it. Small enough to stay near the last cache
-level of a CPU, large enough that pieces of a 256-row chunk appear only past about 40 blocks of context."""
+SCORE_BYTES = 4 * 1024 * 1024
+"""Most bytes of a piece's scores: query rows go through in pieces below it. Small enough to stay in the caches of a CPU
+and in memory that an allocator gives out again, large enough for products to be worth starting."""
 
 SHORT = 16
 """Strips of at most so many tokens are computed together; a longer one fills its products by itself."""

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from onecopy.runtime.numerics.arrange import Arrangement
-from onecopy.runtime.rows.attention import LOG2_E, Even, RowTile, Sheet, Tiles, attend, view
+from onecopy.runtime.rows.attention import Even, RowTile, Sheet, Tiles, attend, attended, view
 from onecopy.runtime.rows.buffers import Pool
 from onecopy.runtime.rows.caches import RowCache
 from onecopy.runtime.rows.layout import BLOCK, LayerLayout, Layout, RowTensor
@@ -28,7 +28,7 @@ def softmax_attention(
     for row, at in enumerate(positions):
         first = 0 if window is None else max(0, at - window + 1)
         for head in range(KVH * GROUP):
-            seen = keys[head // GROUP, first : at + 1].astype(np.float64) @ queries[row, head] / LOG2_E
+            seen = keys[head // GROUP, first : at + 1].astype(np.float64) @ queries[row, head]
             extra = [] if sinks is None else [sinks[head]]
             weights = np.exp(np.concatenate([seen, extra]) - max([*seen, *extra]))
             out[row, head] = weights[: len(seen)] @ values[head // GROUP, first : at + 1] / weights.sum()
@@ -152,9 +152,9 @@ def test_half_precision_rows_are_scored_in_f32() -> None:
     keys, values = (mx.array(RNG.standard_normal(shape, dtype=np.float32)).astype(mx.bfloat16) for _ in range(2))
     q = mx.array(RNG.standard_normal((KVH, 4, D), dtype=np.float32)).astype(mx.bfloat16)
     turned = keys.swapaxes(-1, -2)
-    out = attend(q, [Tiles(turned, values)], RowTile(), None)
+    out = attended(attend(q, [Tiles(turned, values)], RowTile(), None))
     wide = Tiles(turned.astype(mx.float32), values.astype(mx.float32))
-    want = attend(q.astype(mx.float32), [wide], RowTile(), None)
+    want = attended(attend(q.astype(mx.float32), [wide], RowTile(), None))
     assert out.dtype == mx.float32
     np.testing.assert_allclose(np.array(out), np.array(want), atol=3e-2)
 
