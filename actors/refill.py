@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from dataclasses import dataclass
 
@@ -37,11 +38,13 @@ class Refill:
         self._blocks = 0
         self._read = 0
         self._anchored = False
+        self._made = False
 
     async def run(self) -> None:
         send, receive = trio.open_memory_channel[Run](0)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._read_ahead, send)
+            nursery.start_soon(self._see_memory)
             try:
                 await self._write(receive)
             except OnecopyError as error:
@@ -72,10 +75,16 @@ class Refill:
         rooms = tuple([await self._room(n) for n in range(first, first + len(keys))])
         return Run(await self._store.ask(Read(keys, rooms)), rooms)
 
+    async def _see_memory(self) -> None:
+        """The device answers when it has made the memory."""
+        with contextlib.suppress(OnecopyError):
+            await self._ask.writer.room(self._ask.segment, self._ask.first)
+            self._made = True
+
     async def _room(self, number: int) -> Tensors | None:
-        """The first run has none: it is read while the device is still making the memory."""
+        """The first runs have none: they are read while the device is still making the memory."""
         ask = self._ask
-        placed = RUN <= number < len(ask.keys)
+        placed = self._made and number < len(ask.keys)
         return await ask.writer.room(ask.segment, ask.first + number) if placed else None
 
     async def _write(self, receive: trio.MemoryReceiveChannel[Run]) -> None:

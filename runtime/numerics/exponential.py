@@ -6,7 +6,6 @@ are most of what is not a product. NumPy gives a number the same bits wherever i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -15,25 +14,26 @@ import numpy as np
 Array = Any
 
 
+def on_host() -> bool:
+    """Whether arrays are in memory that NumPy reads and writes, because MLX computes on a CPU."""
+    return mx.default_device().type == mx.DeviceType.cpu
+
+
+def seen(x: Array) -> np.ndarray[Any, Any]:
+    """An evaluated array's memory. MLX does not know that it changes: who writes must be the only one who reads."""
+    return np.array(x, copy=False)
+
+
 def exp(x: Array) -> Array:
-    """e to the power of each number of `x`, of its shape and dtype. See `exp_all`."""
-    return exp_all([x])[0]
+    """e to the power of each number of `x`, of its shape and dtype.
 
-
-def exp_all(parts: Sequence[Array]) -> list[Array]:
-    """e to the power of each number of each array. Uses the arrays up: on a CPU their memory becomes the results'.
-
-    Each must be the fresh result of an operation that nothing else reads, because MLX does not know that it changes.
-    Evaluates float32 on a CPU; lazy otherwise. Device thread only.
+    Uses x up: on a CPU its memory becomes the result's. It must be the fresh result of an operation that nothing else
+    reads. Evaluates float32 on a CPU; lazy otherwise. Device thread only.
     """
-    if mx.default_device().type != mx.DeviceType.cpu:
-        return [mx.exp(x) for x in parts]
-    mx.eval([x for x in parts if x.dtype == mx.float32])
-    return [_in_place(x) if x.dtype == mx.float32 else mx.exp(x) for x in parts]
-
-
-def _in_place(x: Array) -> Array:
-    seen = np.array(x, copy=False)
+    if not on_host() or x.dtype != mx.float32:
+        return mx.exp(x)
+    mx.eval(x)
+    numbers = seen(x)
     with np.errstate(over="ignore"):  # infinite is what it is
-        np.exp(seen, out=seen)
+        np.exp(numbers, out=numbers)
     return x

@@ -5,8 +5,8 @@ segment a row lives in, nor how many segments a chain has, nor how many rows run
 values are read where they lie; only per-tile partial results are joined.
 Source: the running softmax of Milakov and Gimelshein, arXiv:1805.02867, with the maximum taken first.
 
-What attends is a generator: it gives scores less their maximum, is sent their exponentials, and returns the result. So
-several can compute their scores side by side before the first of them waits for its exponentials (`attend_all`).
+What attends is a generator: it gives scores, is sent their weights, and returns the result. So several can compute
+their scores side by side before the first of them waits for its weights (`attend_all`).
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from onecopy.runtime.numerics.arrange import PLAIN, Arrangement, constant, pad_rows
-from onecopy.runtime.numerics.exponential import exp_all
+from onecopy.runtime.numerics.exponential import seen
 
 from .layout import BLOCK
+from .weights import Scores, weigh
 
 Array = Any
 
 AT_ONCE = 4
-"""Attentions whose scores are computed while others wait for exponentials: two for each of two streams."""
+"""Attentions whose scores are computed while others wait for their weights: two for each of two streams."""
 
-Attending = Generator[list[Array], list[Array], Array]
-"""Gives arrays, is sent their exponentials, returns what was attended to."""
+Attending = Generator[Scores, tuple[list[Array], Array | None], Array]
+"""Gives scores, is sent their weights and those of the sinks, returns what was attended to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +93,16 @@ def attend_all(begun: Sequence[tuple[AbstractContextManager[Any], Attending]]) -
 
 
 def _attend_wave(begun: Sequence[tuple[AbstractContextManager[Any], Attending]]) -> list[Array]:
-    shifted = []
+    given = []
     for where, attending in begun:
         with where:
-            shifted.append(next(attending))
+            given.append(next(attending))
     if len(begun) > 1:
-        mx.async_eval(shifted)  # type: ignore[no-untyped-call]
+        mx.async_eval([scores.all() for scores in given])  # type: ignore[no-untyped-call]
     out = []
-    for (where, attending), scores in zip(begun, shifted, strict=True):
+    for (where, attending), scores in zip(begun, given, strict=True):
         with where:
-            out.append(_ended(attending, exp_all(scores)))
+            out.append(_ended(attending, scores))
         if len(begun) > 1:
             mx.async_eval(out[-1])  # type: ignore[no-untyped-call]
     return out
@@ -111,12 +113,12 @@ def attended(attending: Attending) -> Array:
     return attend_all([(nullcontext(), attending)])[0]
 
 
-def _ended(attending: Attending, weights: list[Array]) -> Array:
+def _ended(attending: Attending, scores: Scores) -> Array:
     try:
-        attending.send(weights)
+        while True:
+            scores = attending.send(weigh(scores))
     except StopIteration as end:
         return end.value
-    raise AssertionError("attention asked for exponentials twice")
 
 
 def attend(queries: Array, spans: Sequence[Tiles], tile: RowTile, sinks: Array | None) -> Attending:
@@ -129,20 +131,25 @@ def attend(queries: Array, spans: Sequence[Tiles], tile: RowTile, sinks: Array |
     kept = tile.kept(m)
     padded = pad_rows(queries, tile.tall(m))
     scores = [_scores(padded, span, tile, kept) for span in spans]
-    top = _largest([s.max(axis=-1, keepdims=True) for s in scores])
     if sinks is not None:
         sinks = mx.pad(sinks, [(0, 0), (0, kept - m)])[:, None, :, None]
-        top = mx.maximum(top, sinks)
-    weights = yield [*(s - top for s in scores), *_shifted(sinks, top)]
-    weights, extra = weights[: len(spans)], weights[len(spans) :]
-    total = sum(extra, start=_in_order([w.sum(axis=-1, keepdims=True) for w in weights]))
+    weights, extra = yield Scores(scores, sinks, _one_top)
+    total = _with(_in_order([w.sum(axis=-1, keepdims=True) for w in weights]), extra)
     mixed = _in_order([_mix(w, span.values, tile) for w, span in zip(weights, spans, strict=True)])
     out = mixed / total
     return out if kept == m else out[:, :, :m]
 
 
-def _shifted(sinks: Array | None, top: Array) -> list[Array]:
-    return [] if sinks is None else [sinks - top]
+def _one_top(xp: Any, parts: Sequence[Any], sinks: Any) -> tuple[Sequence[Any], Any]:
+    """Scores `[kvh, tiles, rows, n]` in parts: the maximum of a row over all of them."""
+    tops = [s.max(axis=(1, 3), keepdims=True) for s in parts]
+    top = tops[0] if len(tops) == 1 else xp.concatenate(tops, axis=1).max(axis=1, keepdims=True)
+    top = top if sinks is None else xp.maximum(top, sinks)
+    return [top] * len(parts), top
+
+
+def _with(total: Array, extra: Array | None) -> Array:
+    return total if extra is None else total + extra
 
 
 def _scores(queries: Array, span: Tiles, tile: RowTile, kept: int) -> Array:
@@ -158,12 +165,6 @@ def _mix(weights: Array, values: Array, tile: RowTile) -> Array:
     if values.dtype != mx.float32:
         return tile.mix.batched(weights.astype(values.dtype), values).astype(mx.float32)
     return tile.mix.batched(weights, values)
-
-
-def _largest(by_tile: list[Array]) -> Array:
-    """The maximum of `[kvh, tiles, rows, 1]` parts over all tiles, as one tile."""
-    joined = _joined(by_tile)
-    return joined if joined.shape[1] == 1 else joined.max(axis=1, keepdims=True)
 
 
 def _in_order(by_tile: list[Array]) -> Array:
@@ -206,6 +207,17 @@ class Sheet:
     groups: tuple[Group, ...]
     order: Array
 
+    def tops(self, xp: Any, parts: Sequence[Any], sinks: Any) -> tuple[Sequence[Any], Any]:
+        """Scores `[kvh, tiles, kept, n]` of each group: the maximum of a query row over all tiles that it reads."""
+        order, owners = self.order, [g.owner for g in self.groups]
+        if xp is np:
+            order, *owners = (seen(x) for x in (order, *owners))
+        nothing = xp.full((parts[0].shape[0], 1), -math.inf, dtype=xp.float32)
+        by_row = xp.concatenate([*(s.max(axis=-1).reshape(s.shape[0], -1) for s in parts), nothing], axis=1)
+        top = xp.take(by_row, order, axis=1).max(axis=1)
+        top = top if sinks is None else xp.maximum(top, sinks)
+        return [xp.take(top, owner, axis=1)[..., None] for owner in owners], top
+
 
 @dataclass(frozen=True, slots=True)
 class EvenGroup:
@@ -240,9 +252,9 @@ def attend_even(
         q, e = (x if x is None or whole else x[:, part] for x in (by_strip, extra))
         groups.append(_attend_group(q, own, group, tile, e))
         at += len(own)
-    shifted = [next(g) for g in groups]
-    weights = iter((yield list(itertools.chain(*shifted))))
-    out = [_ended(g, list(itertools.islice(weights, len(s)))) for g, s in zip(groups, shifted, strict=True)]
+    out = []
+    for g in groups:
+        out.append((yield from g))
     return _joined(out).reshape(kvh, 1, -1, tiles[0][0].values.shape[-1])
 
 
@@ -257,21 +269,24 @@ def _attend_group(
     scores = scores.reshape(kvh, strips, each, kept, -1)
     if group.bias is not None:
         scores = scores + group.bias
-    top = scores.max(axis=-1, keepdims=True)
-    if each > 1:
-        top = top.max(axis=2, keepdims=True)
     if sinks is not None:
         sinks = mx.pad(sinks, [(0, 0), (0, 0), (0, 0), (0, kept - m), (0, 0)])
-        top = mx.maximum(top, sinks)
-    weights, *over = yield [scores - top, *_shifted(sinks, top)]
+    (weights,), extra = yield Scores([scores], sinks, _top_of_each)
     by_tile = mx.split(weights.reshape(kvh, strips * each, kept, -1), strips, axis=1)
     mixed = _joined([_mix(w, t.values, tile) for w, t in zip(by_tile, tiles, strict=True)])
     mixed = mixed.reshape(kvh, strips, each, kept, -1)
     total = weights.sum(axis=-1, keepdims=True)
     if each > 1:
         mixed, total = mixed.sum(axis=2, keepdims=True), total.sum(axis=2, keepdims=True)
-    out = (mixed / sum(over, start=total)).reshape(kvh, strips, kept, -1)
+    out = (mixed / _with(total, extra)).reshape(kvh, strips, kept, -1)
     return out if kept == m else out[:, :, :m]
+
+
+def _top_of_each(xp: Any, parts: Sequence[Any], sinks: Any) -> tuple[Sequence[Any], Any]:
+    """Scores `[kvh, strips, tiles, rows, n]`: the maximum of each strip's rows."""
+    top = parts[0].max(axis=(2, 4), keepdims=True)
+    top = top if sinks is None else xp.maximum(top, sinks)
+    return [top], top
 
 
 def attend_sheet(
@@ -280,20 +295,13 @@ def attend_sheet(
     """`attend` for many strips at once, with the same bits. queries `[kvh, R, d]`; tiles: for each group's products."""
     kvh, width = queries.shape[0], tiles[0][0].values.shape[-1]
     scores = [_group_scores(queries, own, group, tile) for own, group in zip(tiles, sheet.groups, strict=True)]
-    top = _joined([*(s.max(axis=-1).flatten(1, 2) for s in scores), constant((kvh, 1), -math.inf)])
-    top = mx.take(top, sheet.order, axis=1).max(axis=1)
-    if sinks is not None:
-        top = mx.maximum(top, sinks)
-    shifted = [s - mx.take(top, g.owner, axis=1)[..., None] for s, g in zip(scores, sheet.groups, strict=True)]
-    weights = yield [*shifted, *_shifted(sinks, top)]
-    weights, extra = weights[: len(scores)], weights[len(scores) :]
+    weights, extra = yield Scores(scores, sinks, sheet.tops)
     mixed = [_group_mix(w, own, tile) for w, own in zip(weights, tiles, strict=True)]
     parts = _joined([*mixed, constant((kvh, 1, width + 1))])
     total = mx.take(parts, sheet.order, axis=1)
     total = total[:, 0] if total.shape[1] == 1 else total.sum(axis=1)
     over = total[..., width:]
-    for e in extra:
-        over = over + e[..., None]
+    over = over if extra is None else over + extra[..., None]
     return total[..., :width] / over
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+from onecopy.runtime.numerics.exponential import exp
 
 from .cache import IndexedRows
 from .config import Config
@@ -125,7 +126,7 @@ def softmax_over(q: mx.array, tiles: Sequence[tuple[mx.array, mx.array]], counts
     slots = np.arange(scores.shape[2] * scores.shape[4]).reshape(scores.shape[2], 1, -1)
     seen = mx.array(slots < np.array(counts).reshape(-1, 1, 1, 1))[:, None]
     scores = mx.where(seen, scores, -mx.inf)
-    weights = mx.exp(scores - scores.max(axis=(2, 4), keepdims=True))
+    weights = exp(scores - scores.max(axis=(2, 4), keepdims=True))
     sums = total(_each(weights.sum(axis=-1, keepdims=True)))
     return (total(_each(_weigh(weights, tiles))) / sums).flatten(1, 2)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import mlx.core as mx
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from onecopy.runtime.numerics.arrange import Arrangement
+from onecopy.runtime.rows import weights
 from onecopy.runtime.rows.attention import Even, RowTile, Sheet, Tiles, attend, attended, view
 from onecopy.runtime.rows.buffers import Pool
 from onecopy.runtime.rows.caches import RowCache
@@ -60,6 +63,11 @@ class Rows:
         self.cache.round = RoundRows(strips, self.pool, TILE, (mx.default_stream(mx.default_device()),))
         return np.array(self.cache.attend(mx.array(queries), None if sinks is None else mx.array(sinks)))
 
+    def off_the_host(self, strips: list[Strip], queries: Host, sinks: Host | None = None) -> Host:
+        """As on a device whose memory NumPy does not see: MLX alone computes the weights, lazily."""
+        with mock.patch.object(weights, "on_host", return_value=False):
+            return self.attend(strips, queries, sinks)
+
 
 def queries(rows: int) -> Host:
     return RNG.standard_normal((rows, KVH * GROUP, D), dtype=np.float32)
@@ -77,6 +85,7 @@ def test_a_strip_attends_as_a_softmax_written_out(window: int | None, joint: boo
     for extra in (None, sinks):
         want = softmax_attention(q, kept[:KVH], kept[KVH:], list(range(at, at + rows)), window, extra)
         np.testing.assert_allclose(made.attend([strip], q, extra), want, atol=2e-5)
+        np.testing.assert_allclose(made.off_the_host([strip], q, extra), want, atol=2e-5)
 
 
 @pytest.mark.parametrize("window", [None, 100])
@@ -92,6 +101,7 @@ def test_strips_over_shared_and_own_segments_get_the_bits_they_get_alone(window:
     q, sinks = queries(8), RNG.standard_normal(KVH * GROUP, dtype=np.float32)
     for extra in (None, sinks):
         together = made.attend(strips, q, extra)
+        np.testing.assert_allclose(made.off_the_host(strips, q, extra), together, atol=2e-6)
         at = 0
         for s in strips:
             alone = made.attend([s], q[at : at + len(s.tokens)], extra)
@@ -114,6 +124,7 @@ def test_strips_that_share_nothing_get_the_bits_they_get_alone(window: int | Non
     q, sinks = queries(rows * len(strips)), RNG.standard_normal(KVH * GROUP, dtype=np.float32)
     for extra in (None, sinks):
         together = made.attend(strips, q, extra)
+        np.testing.assert_allclose(made.off_the_host(strips, q, extra), together, atol=2e-6)
         for i, s in enumerate(strips):
             mine = slice(i * rows, (i + 1) * rows)
             assert np.array_equal(made.attend([s], q[mine], extra), together[mine])
