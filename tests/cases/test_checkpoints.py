@@ -103,9 +103,12 @@ async def test_a_directory_without_a_tokenizer_serves_token_ids_and_says_so(tmp_
         assert "token ids on /v1/completions" in whole.system.card.features["text"]
 
 
-async def test_a_third_conversation_of_a_delta_net_model_starts_where_the_first_two_part(tmp_path: Path) -> None:
-    system = system_text("".join(chr(97 + i * i % 26) for i in range(700)))
-    asked = [body(system, user(text)) for text in ("one thing", "two things", "three things", "twice the same")]
+async def test_a_third_conversation_of_a_delta_net_model_starts_where_the_first_two_part_inside_a_message(
+    tmp_path: Path,
+) -> None:
+    common = "".join(chr(97 + i * i % 26) for i in range(700))
+    endings = ("one thing", "two things", "three things", "twice the same")
+    asked = [body(system_text(f"{common} {text}"), user("go on")) for text in endings]
     async with serving(write_published(tmp_path / "model")) as whole:
         replies = [await whole.ask(wanted) for wanted in asked]
         assert [r.said for r in replies] == [(await whole.cold(wanted)).said for wanted in asked]
