@@ -35,7 +35,7 @@ class Sizes:
     temperatures: tuple[float, ...] = TEMPERATURES
 
 
-FULL = Sizes((1, 3, 8, 16, 32), 64, 3)
+FULL = Sizes((1, 3, 8, 16, 32), 64, 2)
 QUICK = Sizes((1, 8), 24, 2, (0.0,))
 SMOKE = Sizes((1, 3), 6, 1)
 
