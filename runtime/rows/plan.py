@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from onecopy.runtime.numerics.exponential import on_host
 
 from .attention import Even, EvenGroup, Group, Product, RowTile, Sheet
 from .buffers import Pool
@@ -20,6 +21,9 @@ Host = np.ndarray[Any, Any]
 SCORE_BYTES = 4 * 1024 * 1024
 """Most bytes of a piece's scores: query rows go through in pieces below it. Small enough to stay in the caches of a CPU
 and in memory that an allocator gives out again, large enough for products to be worth starting."""
+
+DEVICE_SCORE_BYTES = 32 * 1024 * 1024
+"""The same elsewhere than on a CPU, where starting costs more."""
 
 SHORT = 16
 """Strips of at most so many tokens are computed together; a longer one fills its products by itself."""
@@ -154,7 +158,8 @@ class RoundRows:
 
     def _pieces(self, strip: int, window: int | None, group: int, heads: int) -> Iterable[Unit]:
         s, at = self.strips[strip], self.bounds[strip][0]
-        most = max(1, SCORE_BYTES // (heads * -(-s.end // BLOCK) * BLOCK * 4 * group))
+        limit = SCORE_BYTES if on_host() else DEVICE_SCORE_BYTES
+        most = max(1, limit // (heads * -(-s.end // BLOCK) * BLOCK * 4 * group))
         # Products without a limit of rows use all cores by themselves.
         lanes = len(self.lanes) if self.tile.scores.most and len(s.tokens) > SHORT else 1
         step = min(round_up(-(-len(s.tokens) // lanes), 8), max(8, most // 8 * 8))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from onecopy.runtime.numerics.arrange import Arrangement
-from onecopy.runtime.rows import weights
+from onecopy.runtime.rows import plan, weights
 from onecopy.runtime.rows.attention import Even, RowTile, Sheet, Tiles, attend, attended, view
 from onecopy.runtime.rows.buffers import Pool
 from onecopy.runtime.rows.caches import RowCache
@@ -128,6 +128,23 @@ def test_strips_that_share_nothing_get_the_bits_they_get_alone(window: int | Non
         for i, s in enumerate(strips):
             mine = slice(i * rows, (i + 1) * rows)
             assert np.array_equal(made.attend([s], q[mine], extra), together[mine])
+
+
+def test_a_long_strip_goes_through_in_pieces_with_the_bits_it_has_whole() -> None:
+    made = Rows()
+    made.segment(1, 0, 3)
+    strips, q = [Strip(Chain((Link(1, 0, 500),), 3 * BLOCK), 500, (0,) * 200)], queries(200)
+
+    def pieces() -> int:
+        here = (mx.default_stream(mx.default_device()),)
+        return len(RoundRows(strips, made.pool, TILE, here).reading(None, GROUP, KVH).units)
+
+    whole = made.attend(strips, q)
+    with mock.patch.object(plan, "SCORE_BYTES", 1 << 18):
+        assert pieces() > 9
+        assert np.array_equal(made.attend(strips, q), whole)
+        with mock.patch.object(plan, "on_host", return_value=False):
+            assert pieces() == 1
 
 
 def test_forks_read_their_ancestors_tiles_in_one_product() -> None:
