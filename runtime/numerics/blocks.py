@@ -15,7 +15,7 @@ import mlx.nn as nn
 from onecopy.runtime.rows.caches import RowCache
 
 from .arrange import Turned, spread
-from .exponential import exp
+from .exponential import exp, on_host
 from .linear import RowLinear
 from .rope import HeadTable
 
@@ -124,7 +124,7 @@ class RowFeedForward(nn.Module):  # type: ignore[misc]
         self.joined = joined
         self.down_proj = down
         self._in, self._out, self._how = joined.flat, down.flat, joined.how
-        self._begins = mx.default_device().type == mx.DeviceType.cpu
+        self._begins = on_host()
         self._turns = down.how == joined.how and "bias" not in joined and "bias" not in down
 
     def __call__(self, x: Array) -> Array:

@@ -12,6 +12,7 @@ import mlx.nn as nn
 from .arrange import Way
 from .blocks import ATTENTION, FEED_FORWARD, FLAT, RowAttention, RowFeedForward, RowNorm, named
 from .experts import RowExperts, is_experts
+from .exponential import on_host
 from .linear import FusedLinear, FusedPart, RoundShape, RowHead, RowLinear, TiedEmbedding
 from .rope import HeadTable, RopeTable, TableRope, inverse_frequencies
 
@@ -65,7 +66,7 @@ def prepare(model: nn.Module, choose: Choose, positions: int) -> Prepared:
     ropes = _replace(model, lambda m: inverse_frequencies(m) is not None, _rope_maker(positions))
     blocks = _replace(model, _is_attention, _attention_maker())
     blocks += _replace(model, _is_feed_forward, lambda _, m: RowFeedForward(m.gate_proj.whole, m.down_proj))
-    if mx.default_device().type == mx.DeviceType.cpu:
+    if on_host():
         _replace(model, _is_norm, lambda _, m: RowNorm(m.weight, m.eps))
     shape.flat = named(model) in FLAT and blocks == 2 * len(model.layers)
     return Prepared(shape, fused, linears, ropes, blocks, head)

@@ -19,6 +19,7 @@ from onecopy.runtime.rows.attention import RowTile, Tiles, attend, attended, vie
 from onecopy.runtime.rows.layout import BLOCK
 
 from .arrange import BODY, CANDIDATES, HEAD, PLAIN, Arrangement, Turned, Way, pad_rows
+from .exponential import on_host
 
 Array = Any
 
@@ -94,7 +95,7 @@ def exact_linear(outputs: int, inputs: int, head: bool) -> Way | None:
 
 
 def _candidates(head: bool) -> tuple[Way, ...]:
-    cpu = mx.default_device().type == mx.DeviceType.cpu
+    cpu = on_host()
     return (HEAD if head else BODY) if cpu else CANDIDATES
 
 

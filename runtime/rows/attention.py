@@ -245,16 +245,13 @@ def attend_even(
     kvh, _, _, width = queries.shape
     by_strip = queries.reshape(kvh, -1, even.rows, width)
     extra = None if sinks is None else sinks.reshape(kvh, -1, 1, even.rows, 1)
-    groups, at = list[Attending](), 0
+    out, at = [], 0
     for own, group in zip(tiles, even.groups, strict=True):
         part = slice(at, at + len(own))
         whole = len(even.groups) == 1
         q, e = (x if x is None or whole else x[:, part] for x in (by_strip, extra))
-        groups.append(_attend_group(q, own, group, tile, e))
+        out.append((yield from _attend_group(q, own, group, tile, e)))
         at += len(own)
-    out = []
-    for g in groups:
-        out.append((yield from g))
     return _joined(out).reshape(kvh, 1, -1, tiles[0][0].values.shape[-1])
 
 

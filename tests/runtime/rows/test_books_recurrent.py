@@ -268,3 +268,15 @@ def test_a_fork_never_pays_for_its_rows_with_the_state_it_goes_on_from() -> None
     books.budget = books.used + SIZE - 500  # the oldest state would make up for it
     got = house.run([*rows[:303], 5000])
     assert (got.how, got.matched) == ("forked", 300)
+
+
+def test_states_that_go_with_tidied_rows_are_given_up_once() -> None:
+    house, rows = Recurrent(), story(1, 1200)
+    house.ledger = Ledger(house.ledger.layout, 20 * SIZE)
+    assert at_starts(house, rows, [520, 650, 780, 910, 1040]) == [520, 650, 780, 910, 1040]
+    assert house.run([*rows[:523], 5000, *story(3, 200)]).matched == 520
+    house.ledger.forget("c1")
+    house.settle()
+    books = house.ledger._books
+    books.budget = books.used + 3 * SIZE - 500  # what the tidied rows leave is not enough for the next prompt
+    assert house.run(story(4, 1300)).how == "fresh"
