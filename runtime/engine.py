@@ -16,7 +16,7 @@ from .drafting.rows import HeadRows
 from .forward import Forward
 from .models.layouts import ModelRows, model_rows
 from .models.loaded import Loaded
-from .numerics.blocks import install_swiglu
+from .numerics.blocks import install_blocks, install_swiglu
 from .numerics.prepare import linear_shapes, prepare
 from .numerics.probe import Numerics, plain, probe
 from .rows.buffers import Pool
@@ -79,6 +79,7 @@ class Engine:
         begun = stopwatch()
         install_attention()
         install_swiglu()
+        install_blocks()
         rows = model_rows(loaded.model, loaded.id)
         body, heads = linear_shapes(loaded.model)
         numerics = plain("chosen by --fast") if fast else probe(body, heads, rows.attention)

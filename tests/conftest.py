@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
 from onecopy.runtime import blas
+
+# Side by side, test processes have a core each: products spread over all of them would wait for each other.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("steady", deadline=None)

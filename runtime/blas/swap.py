@@ -17,6 +17,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from . import gemm
 from .slots import RELOCATIONS, Slot, library, slots
 
 LOG = logging.getLogger("onecopy.blas")
@@ -78,8 +79,20 @@ def _swap(path: Path) -> BlasReport:
     except BaseException:
         _write(found, before)
         raise
+    _use_batches(blas)
     LOG.info("matmul runs on %s, %d threads", report.name, report.threads)
     return report
+
+
+def _use_batches(blas: ctypes.CDLL) -> None:
+    """Small products go through the library directly where it can take many at once: an older one cannot."""
+    if not hasattr(blas, "scipy_cblas_sgemm_batch"):
+        return
+    gemm.use(blas)
+    worst = gemm.error()
+    if not worst < 1e-5:
+        gemm.forget()
+        LOG.warning("OpenBLAS is off by %.1e when it takes many products in one call: they go one by one", worst)
 
 
 def _gemm_slots() -> list[Slot]:

@@ -13,6 +13,10 @@ from functools import cache, lru_cache
 from typing import Any
 
 import mlx.core as mx
+from onecopy.runtime.blas.gemm import ready
+
+from .exponential import seen
+from .few import FEW, Few
 
 Array = Any
 
@@ -111,19 +115,24 @@ class Turned:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Weights `[k, m]` in one piece of memory, and views of it: for each run of equal pieces of `k`, all of them."""
+    """Weights `[k, m]` in one piece of memory, and views of it: for each run of equal pieces of `k`, all of them.
+
+    few: the same for few rows, where OpenBLAS takes them in one call.
+    """
 
     whole: Array
     runs: tuple[Array, ...]
+    few: Few | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """One row is multiplied in the pieces of the inputs in which a BLAS sums a large product, and those are added.
+    """Few rows are multiplied in the pieces of the inputs in which a BLAS sums a large product, and those are added.
 
     A small product is not copied together before it is computed, and so reads its weights at the speed of memory; one
     of many rows is, `depth` inputs at a time. In these pieces both give a row the same bits, where the small one goes
-    along rows of outputs: weights are held as `[k, m]`. More rows than one go as `rest` has them.
+    along rows of outputs: weights are held as `[k, m]`. More rows go as `rest` has them; so do all but a single one
+    where OpenBLAS does not take many products in one call.
     Source: the loop over inputs of OpenBLAS, driver/level3 (`GEMM_Q`, `GEMM_UNROLL_M`).
     """
 
@@ -140,11 +149,15 @@ class Cut:
             runs.append(mx.unflatten(whole[at : at + depth * count], 0, (count, depth)))
             at += depth * count
         mx.eval(runs)
-        return Pieces(whole, tuple(runs))
+        few = Few(seen(whole), self.runs(w.shape[1])) if ready() and whole.dtype == mx.float32 else None
+        return Pieces(whole, tuple(runs), few)
 
     def product(self, x: Array, w: Array, held: Pieces | None = None) -> Array:
-        """`x [n, k] @ w[m, k].T` as `[n, m]`. Lazy. held: `hold(w)`, where it is kept."""
+        """`x [n, k] @ w[m, k].T` as `[n, m]`. Lazy, but few rows are computed at once. held: `hold(w)`, where kept."""
         held = self.hold(w) if held is None else held
+        if held.few is not None and x.shape[0] <= FEW:
+            mx.eval(x)
+            return mx.array(held.few(seen(x)))
         if x.shape[0] > 1:
             return self.rest.product(x, w, held.whole)
         ends = list(itertools.accumulate(run.shape[0] * run.shape[1] for run in held.runs))
@@ -163,7 +176,7 @@ class Cut:
         return [(depth, len(list(same))) for depth, same in itertools.groupby(pieces)]
 
     def __str__(self) -> str:
-        return f"1 row in pieces of {self.depth}, or {self.rest}"
+        return f"few rows in pieces of {self.depth}, or {self.rest}"
 
 
 Way = Arrangement | Turned | Cut
@@ -196,10 +209,10 @@ EIGHT = (Arrangement(least=8, single=True), Arrangement(least=8))
 CUTS = (Cut(448), Cut(384), Cut(320), Cut(512), Cut(256))
 """The depth of OpenBLAS for float32 on x86-64 with AVX-512, and such as other kernels may have."""
 
-BODY: tuple[Way, ...] = (EIGHT[0], *CUTS, EIGHT[1], *CANDIDATES[:7], Turned(), *CANDIDATES[7:])
+BODY: tuple[Way, ...] = (*CUTS, *EIGHT, *CANDIDATES[:7], Turned(), *CANDIDATES[7:])
 """For layers that prompts go through."""
 
-HEAD: tuple[Way, ...] = (*EIGHT, *CANDIDATES)
+HEAD: tuple[Way, ...] = (*CUTS, *EIGHT, *CANDIDATES)
 """A head sees few rows: what pays for hundreds does not for it."""
 
 

@@ -12,14 +12,18 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
+from numpy.typing import NDArray
 from onecopy.runtime.rows.caches import RowCache
 
 from .arrange import Turned, spread
-from .exponential import exp, on_host
+from .exponential import exp, seen
+from .few import FEW
 from .linear import RowLinear
 from .rope import HeadTable
 
 Array = Any
+Host = NDArray[Any]
 
 ATTENTION = frozenset({"mlx_lm.models.llama.Attention", "mlx_lm.models.qwen2.Attention"})
 FEED_FORWARD = frozenset({"mlx_lm.models.llama.MLP", "mlx_lm.models.qwen2.MLP", "mlx_lm.models.qwen3.MLP"})
@@ -27,11 +31,6 @@ FEED_FORWARD = frozenset({"mlx_lm.models.llama.MLP", "mlx_lm.models.qwen2.MLP", 
 
 FLAT = frozenset({"mlx_lm.models.llama.Model", "mlx_lm.models.qwen2.Model"})
 """Models that do nothing but call their blocks, norms and head, and do not look at the shape of what they pass on."""
-
-
-FEW = 16
-"""Rows of a round in which starting and building operations costs more than computing them: for these, numbers are kept
-in their shapes, and layers begin while the next ones are being built."""
 
 
 def named(module: nn.Module) -> str:
@@ -66,6 +65,7 @@ class RowAttention(nn.Module):  # type: ignore[misc]
         self.joined = joined
         self.o_proj = out
         self._original = [original]
+        self._table = table
         self._turn, self._in, self._out = table.turn, joined.flat, out.flat
         self._heads = int(original.n_heads)
 
@@ -76,44 +76,39 @@ class RowAttention(nn.Module):  # type: ignore[misc]
         cache.write("kv", qkv[:, self._heads :].swapaxes(0, 1))
         return self._out(cache.attend(qkv[:, : self._heads])).reshape(x.shape)
 
+    def rows(self, x: Host, cache: RowCache) -> Host:
+        """The same for `x [rows, width]` of a hosted round."""
+        qkv = self._table.turned(self.joined.rows(x), cache.positions)
+        cache.put("kv", qkv[:, self._heads :].swapaxes(0, 1))
+        return self.o_proj.rows(cache.read(qkv[:, : self._heads]))
+
 
 class RowNorm(nn.Module):  # type: ignore[misc]
-    """`nn.RMSNorm` in float32, in the steps in which MLX computes it where it has no kernel for it, with its bits.
+    """`nn.RMSNorm` in float32, with its sums by NumPy: on a CPU MLX adds numbers one by one.
 
     Source: Zhang and Sennrich, arXiv:1910.07467.
     """
 
     def __init__(self, weight: Array, eps: float) -> None:
         super().__init__()
+        mx.eval(weight)
         self.weight = weight
-        self._numbers = NormNumbers(weight, eps)
+        self._weight, self._eps = seen(weight), eps
 
     def __call__(self, x: Array) -> Array:
-        each, eps, weight = self._numbers.of(x.shape)
-        return weight * (x * mx.rsqrt(x.square().sum(axis=-1, keepdims=True) * each + eps))
+        mx.eval(x)
+        return self.weight * (x * mx.array(self._inverse(seen(x))))
 
+    def rows(self, x: Host) -> Host:
+        """The same where NumPy has the numbers, as a new array."""
+        out: Host = self._weight * (x * self._inverse(x))
+        return out
 
-class NormNumbers:
-    """What a norm multiplies and adds, in the shapes of what it is given: kept for few rows, made for many."""
-
-    def __init__(self, weight: Array, eps: float) -> None:
-        self._weight, self._eps = weight, eps
-        self._kept: dict[tuple[int, ...], tuple[Array, Array, Array]] = {}
-
-    def of(self, shape: tuple[int, ...]) -> tuple[Array, Array, Array]:
-        """One over the width, eps, and the weights, to be used with an array of `shape`."""
-        found = self._kept.get(shape)
-        return self._made(shape) if found is None else found
-
-    def _made(self, shape: tuple[int, ...]) -> tuple[Array, Array, Array]:
-        one = (*shape[:-1], 1)
-        few = len(shape) == 2 and shape[0] <= FEW
-        weight = mx.broadcast_to(self._weight, shape) if few else self._weight
-        made = spread(1.0 / shape[-1], one), spread(self._eps, one), weight
-        if few:
-            mx.eval(weight)
-            self._kept[shape] = made
-        return made
+    def _inverse(self, x: Host) -> Host:
+        """One over the root of each row's mean square, `[…, 1]`."""
+        mean = np.add.reduce(np.square(x), axis=-1, keepdims=True) * np.float32(1.0 / x.shape[-1])
+        out: Host = np.float32(1.0) / np.sqrt(mean + np.float32(self._eps))
+        return out
 
 
 class RowFeedForward(nn.Module):  # type: ignore[misc]
@@ -124,7 +119,6 @@ class RowFeedForward(nn.Module):  # type: ignore[misc]
         self.joined = joined
         self.down_proj = down
         self._in, self._out, self._how = joined.flat, down.flat, joined.how
-        self._begins = on_host()
         self._turns = down.how == joined.how and "bias" not in joined and "bias" not in down
 
     def __call__(self, x: Array) -> Array:
@@ -134,12 +128,54 @@ class RowFeedForward(nn.Module):  # type: ignore[misc]
             return how.by_columns(rows, self._columns).reshape(x.shape)
         both = self._in(rows)
         half = both.shape[-1] // 2
-        out = self._out(swiglu(both[:, :half], both[:, half:])).reshape(x.shape)
-        if self._begins and rows.shape[0] <= FEW:
-            mx.async_eval(out)  # type: ignore[no-untyped-call]
-        return out
+        return self._out(swiglu(both[:, :half], both[:, half:])).reshape(x.shape)
+
+    def rows(self, x: Host) -> Host:
+        """The same for `x [rows, width]` that NumPy has."""
+        both = self.joined.rows(x)
+        half = both.shape[-1] // 2
+        gate, up = both[:, :half], both[:, half:]
+        with np.errstate(over="ignore"):  # infinite is what it is
+            return self.down_proj.rows(gate * up / (np.float32(1.0) + np.exp(-gate)))
 
     def _columns(self, x: Array) -> Array:
         both = mx.matmul(self.joined.weight, x)
         half = both.shape[0] // 2
         return mx.matmul(self.down_proj.weight, swiglu(both[:half], both[half:]))
+
+
+def install_blocks() -> None:
+    """Lets llama-like blocks whose parts are ours run by NumPy in rounds of few rows, but for their products.
+
+    On a CPU MLX takes longer to start and to wait for what lies between products than to compute it. Bits are those
+    of the block as it was, which serves all other calls.
+    """
+    from mlx_lm.models import llama, qwen2
+
+    for block in (llama.TransformerBlock, qwen2.TransformerBlock):
+        if not hasattr(block.__call__, "_original"):
+            block.__call__ = _either(block.__call__)
+
+
+def _either(original: Any) -> Any:
+    def call(self: nn.Module, x: Array, mask: Any = None, cache: Any = None) -> Array:
+        width = x.shape[-1]
+        if isinstance(cache, RowCache) and x.size <= FEW * width and cache.hosted and _is_ours(self):
+            mx.eval(x)
+            return mx.array(_rows(self, seen(x).reshape(-1, width), cache).reshape(x.shape))
+        return original(self, x, mask, cache)
+
+    call._original = original  # type: ignore[attr-defined]
+    return call
+
+
+def _is_ours(block: nn.Module) -> bool:
+    parts = isinstance(block.self_attn, RowAttention) and isinstance(block.mlp, RowFeedForward)
+    norms = (block.input_layernorm, block.post_attention_layernorm)
+    return parts and all(isinstance(norm, RowNorm) for norm in norms)
+
+
+def _rows(block: nn.Module, x: Host, cache: RowCache) -> Host:
+    h: Host = x + block.self_attn.rows(block.input_layernorm.rows(x), cache)
+    h += block.mlp.rows(block.post_attention_layernorm.rows(h))
+    return h

@@ -7,10 +7,13 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from numpy.typing import NDArray
 
 from .arrange import PLAIN, Cut, Way
+from .exponential import seen
 
 Array = Any
+Host = NDArray[Any]
 
 
 class RoundShape:
@@ -25,6 +28,11 @@ class RoundShape:
     def __init__(self) -> None:
         self.flat = self.taken = False
         self.wanted: Array | None = None
+
+
+def kept(weight: Array, how: Way, laid: Any) -> Array:
+    """The weights `[m, k]` to keep beside what a way made of them: a view of that, where it is another copy."""
+    return laid.whole.T if isinstance(how, Cut) else weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +53,7 @@ class RowLinear(nn.Module):  # type: ignore[misc]
     def __init__(self, weight: Array, bias: Array | None, how: Way) -> None:
         super().__init__()
         laid = how.hold(weight)
-        if isinstance(how, Cut):
-            weight = laid.whole.T  # the weights as they came are let go
-        self.weight = weight
+        weight = self.weight = kept(weight, how, laid)
         if bias is not None:
             self.bias = bias
         self._how = how
@@ -66,6 +72,18 @@ class RowLinear(nn.Module):  # type: ignore[misc]
         held = self._held
         y = self._how.product(x, held.weight, held.laid)
         return y if held.bias is None else y + held.bias
+
+    def rows(self, x: Host) -> Host:
+        """`flat` for few rows that NumPy has."""
+        few = self._held.laid.few if isinstance(self._how, Cut) else None
+        if few is None:
+            out = self.flat(mx.array(x))
+            mx.eval(out)
+            return seen(out)
+        y: Host = few(x)
+        if self._held.bias is not None:
+            y += seen(self._held.bias)
+        return y
 
 
 class FusedLinear(nn.Module):  # type: ignore[misc]
@@ -118,8 +136,8 @@ class RowHead(nn.Module):  # type: ignore[misc]
 
     def __init__(self, weight: Array, bias: Array | None, shape: RoundShape, how: Way) -> None:
         super().__init__()
-        self.weight = weight
-        self._turned = weight.T
+        self._held = how.hold(weight)
+        self.weight = kept(weight, how, self._held)
         if bias is not None:
             self.bias = bias
         self._shape = shape
@@ -130,7 +148,7 @@ class RowHead(nn.Module):  # type: ignore[misc]
         if self._shape.wanted is not None:
             flat = flat[self._shape.wanted]
             self._shape.taken = True
-        y = self._how.product(flat, self.weight, self._turned)
+        y = self._how.product(flat, self.weight, self._held)
         if "bias" in self:
             y = y + self.bias
         return y[None]
@@ -141,8 +159,8 @@ class TiedEmbedding(nn.Module):  # type: ignore[misc]
 
     def __init__(self, weight: Array, shape: RoundShape, how: Way = PLAIN) -> None:
         super().__init__()
-        self.weight = weight
         self._head = RowHead(weight, None, shape, how)
+        self.weight = self._head.weight
 
     def __call__(self, ids: Array) -> Array:
         return self.weight[ids]

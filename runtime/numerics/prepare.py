@@ -173,6 +173,6 @@ def _replace(
             elif isinstance(child, list):
                 for i, item in enumerate(child):
                     if isinstance(item, nn.Module) and matches(item):
-                        child[i] = make(f"{path}.{name}.{i}", item)
+                        parent[name][i] = make(f"{path}.{name}.{i}", item)
                         count += 1
     return count

@@ -9,14 +9,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from onecopy.runtime.blas.gemm import ready
 from onecopy.runtime.rows.attention import RowTile, Tiles, attend, attended, view
-from onecopy.runtime.rows.layout import BLOCK
+from onecopy.runtime.rows.buffers import Pool
+from onecopy.runtime.rows.caches import RowCache
+from onecopy.runtime.rows.layout import BLOCK, LayerLayout, Layout, RowTensor
+from onecopy.runtime.rows.ops import Allocate, Chain, Link
+from onecopy.runtime.rows.plan import SHORT, RoundRows, Strip
 
 from .arrange import BODY, CANDIDATES, HEAD, PLAIN, Arrangement, Turned, Way, pad_rows
 from .exponential import on_host
@@ -101,11 +106,11 @@ def _candidates(head: bool) -> tuple[Way, ...]:
 
 def linear_is_exact(x: Array, w: Array, how: Way, heights: Iterable[int]) -> bool:
     """Whether `how` gives each row of `x @ w.T` the same bits at every height, wherever it stands."""
-    tallest = max(heights)
-    whole = np.array(how.product(x[:tallest], w))
+    tallest, held = max(heights), how.hold(w)
+    whole = np.array(how.product(x[:tallest], w, held))
     for n in heights:
         start = (37 * n) % (tallest + 1 - n)
-        if not np.array_equal(np.array(how.product(x[start : start + n], w)), whole[start : start + n]):
+        if not np.array_equal(np.array(how.product(x[start : start + n], w, held)), whole[start : start + n]):
             return False
     return not isinstance(how, Turned) or _columns_are_exact(x, w, how, whole)
 
@@ -132,7 +137,7 @@ def exact_tile(shapes: tuple[tuple[int, int, int, int], ...]) -> RowTile | None:
     for part in PARTS:
         tile = RowTile(scores, mix, part)
         if all(attention_is_exact(*shape, tile) for shape in shapes):
-            return tile
+            return replace(tile, hosted=hosted_is_exact(shapes, tile))
     return None
 
 
@@ -186,6 +191,31 @@ def attention_is_exact(kvh: int, group: int, width: int, value_width: int, tile:
             if not np.array_equal(run(start, n, *cuts), want):
                 return False
     return True
+
+
+def hosted_is_exact(shapes: Iterable[tuple[int, int, int, int]], tile: RowTile) -> bool:
+    """Whether short strips, computed where their rows lie, get the bits of a long one; False where they cannot be."""
+    return ready() and on_host() and all(_hosted_as_long(*shape, tile) for shape in shapes)
+
+
+def _hosted_as_long(kvh: int, group: int, width: int, value_width: int, tile: RowTile) -> bool:
+    layer = LayerLayout("attention", (RowTensor("k", kvh, width), RowTensor("v", kvh, value_width)))
+    pool, cache, at = Pool(Layout((layer,))), RowCache(0, None), BLOCK + 90
+    pool.apply((Allocate(1, 0, 2 * BLOCK),))
+    for tensor in layer.rows:
+        rows = _values(2 * BLOCK, kvh * tensor.width).reshape(kvh, 2 * BLOCK, tensor.width)
+        pool.segments[1].layers[0].write(tensor.name, 0, rows)
+    mx.eval(pool.segments[1].flat())
+    queries = _values(3 * SHORT, kvh * group * width).reshape(3 * SHORT, kvh * group, width) / math.sqrt(width)
+
+    def run(*strips: tuple[int, int]) -> Any:
+        made = [Strip(Chain((Link(1, 0, at + a),), 2 * BLOCK), at + a, (0,) * (b - a)) for a, b in strips]
+        cache.round = RoundRows(made, pool, tile, (mx.default_stream(mx.default_device()),))
+        return np.array(cache.attend(mx.concatenate([queries[a:b] for a, b in strips])))
+
+    whole = run((0, 3 * SHORT))
+    tried = [((0, 1),), ((5, 5 + SHORT),), ((1, 2), (3, 6), (20, 30)), tuple((i, i + 1) for i in range(9))]
+    return all(np.array_equal(run(*strips), np.concatenate([whole[a:b] for a, b in strips])) for strips in tried)
 
 
 def _values(rows: int, width: int) -> Array:

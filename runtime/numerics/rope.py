@@ -12,8 +12,12 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+from numpy.typing import NDArray
+
+from .exponential import seen
 
 Array = Any
+Host = NDArray[Any]
 
 
 class RopeTable:
@@ -52,6 +56,8 @@ class HeadTable:
         self._signs = mx.array(signs.reshape((1, 1, 1, 2) if traditional else (1, 1, 2, 1)))
         self._for: Array | None = None
         self._rows: tuple[Array, Array] | None = None
+        self._seen_for: Array | None = None
+        self._seen: tuple[Host, Host] | None = None
 
     def turn(self, x: Array, positions: Array) -> Array:
         """`x [n, heads * d]` of queries, keys, values, to `[n, heads, d]`."""
@@ -59,6 +65,18 @@ class HeadTable:
         by_half = x.reshape(x.shape[0], self._heads, *cos.shape[2:])
         swapped = by_half[:, :, ::-1] if self._axis == 2 else by_half[:, :, :, ::-1]
         return (by_half * cos + swapped * sin).flatten(2, 3)
+
+    def turned(self, x: Host, positions: Array) -> Host:
+        """`turn` of few rows that NumPy has, with the same bits."""
+        if self._seen_for is not positions or self._seen is None:
+            rows = self._at(positions)
+            mx.eval(rows)
+            self._seen_for, self._seen = positions, (seen(rows[0]), seen(rows[1]))
+        cos, sin = self._seen
+        by_half = x.reshape(x.shape[0], self._heads, *cos.shape[2:])
+        swapped = by_half[:, :, ::-1] if self._axis == 2 else by_half[:, :, :, ::-1]
+        out: Host = by_half * cos + swapped * sin
+        return out.reshape(x.shape[0], self._heads, -1)
 
     def _at(self, positions: Array) -> tuple[Array, Array]:
         if self._for is not positions or self._rows is None:

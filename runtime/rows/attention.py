@@ -24,15 +24,15 @@ from onecopy.runtime.numerics.arrange import PLAIN, Arrangement, constant, pad_r
 from onecopy.runtime.numerics.exponential import seen
 
 from .layout import BLOCK
-from .weights import Scores, weigh
+from .weights import Scores, Weights, weigh
 
 Array = Any
 
 AT_ONCE = 4
 """Attentions whose scores are computed while others wait for their weights: two for each of two streams."""
 
-Attending = Generator[Scores, tuple[list[Array], Array | None], Array]
-"""Gives scores, is sent their weights and those of the sinks, returns what was attended to."""
+Attending = Generator[Scores, Weights, Array]
+"""Gives scores, is sent their weights, returns what was attended to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,13 @@ class RowTile:
     """How query rows are laid out in the two products: queries by keys, and weights by values.
 
     part: of a tile that a strip has only begun, this many keys or a multiple are read instead of all.
+    hosted: short strips may be computed as `HostSheet` does, where that is possible.
     """
 
     scores: Arrangement = PLAIN
     mix: Arrangement = PLAIN
     part: int = BLOCK
+    hosted: bool = True
 
     def kept(self, rows: int) -> int:
         """Rows of weights for `rows` query rows. At least 2: a sum over tiles of single numbers has another order."""
@@ -133,9 +135,9 @@ def attend(queries: Array, spans: Sequence[Tiles], tile: RowTile, sinks: Array |
     scores = [_scores(padded, span, tile, kept) for span in spans]
     if sinks is not None:
         sinks = mx.pad(sinks, [(0, 0), (0, kept - m)])[:, None, :, None]
-    weights, extra = yield Scores(scores, sinks, _one_top)
-    total = _with(_in_order([w.sum(axis=-1, keepdims=True) for w in weights]), extra)
-    mixed = _in_order([_mix(w, span.values, tile) for w, span in zip(weights, spans, strict=True)])
+    weights = yield Scores(scores, sinks, _one_top)
+    total = _with(_in_order(weights.sums), weights.extra)
+    mixed = _in_order([_mix(w, span.values, tile) for w, span in zip(weights.parts, spans, strict=True)])
     out = mixed / total
     return out if kept == m else out[:, :, :m]
 
@@ -268,14 +270,13 @@ def _attend_group(
         scores = scores + group.bias
     if sinks is not None:
         sinks = mx.pad(sinks, [(0, 0), (0, 0), (0, 0), (0, kept - m), (0, 0)])
-    (weights,), extra = yield Scores([scores], sinks, _top_of_each)
-    by_tile = mx.split(weights.reshape(kvh, strips * each, kept, -1), strips, axis=1)
+    weights = yield Scores([scores], sinks, _top_of_each)
+    by_tile = mx.split(weights.parts[0].reshape(kvh, strips * each, kept, -1), strips, axis=1)
     mixed = _joined([_mix(w, t.values, tile) for w, t in zip(by_tile, tiles, strict=True)])
-    mixed = mixed.reshape(kvh, strips, each, kept, -1)
-    total = weights.sum(axis=-1, keepdims=True)
+    mixed, total = mixed.reshape(kvh, strips, each, kept, -1), weights.sums[0]
     if each > 1:
         mixed, total = mixed.sum(axis=2, keepdims=True), total.sum(axis=2, keepdims=True)
-    out = (mixed / _with(total, extra)).reshape(kvh, strips, kept, -1)
+    out = (mixed / _with(total, weights.extra)).reshape(kvh, strips, kept, -1)
     return out if kept == m else out[:, :, :m]
 
 
@@ -292,13 +293,14 @@ def attend_sheet(
     """`attend` for many strips at once, with the same bits. queries `[kvh, R, d]`; tiles: for each group's products."""
     kvh, width = queries.shape[0], tiles[0][0].values.shape[-1]
     scores = [_group_scores(queries, own, group, tile) for own, group in zip(tiles, sheet.groups, strict=True)]
-    weights, extra = yield Scores(scores, sinks, sheet.tops)
-    mixed = [_group_mix(w, own, tile) for w, own in zip(weights, tiles, strict=True)]
+    weights = yield Scores(scores, sinks, sheet.tops)
+    by_group = zip(weights.parts, weights.sums, tiles, strict=True)
+    mixed = [_group_mix(w, sums, own, tile) for w, sums, own in by_group]
     parts = _joined([*mixed, constant((kvh, 1, width + 1))])
     total = mx.take(parts, sheet.order, axis=1)
     total = total[:, 0] if total.shape[1] == 1 else total.sum(axis=1)
     over = total[..., width:]
-    over = over if extra is None else over + extra[..., None]
+    over = over if weights.extra is None else over + weights.extra[..., None]
     return total[..., :width] / over
 
 
@@ -314,9 +316,9 @@ def _group_scores(queries: Array, tiles: Sequence[Tiles], group: Group, tile: Ro
     return scores if group.bias is None else scores + group.bias
 
 
-def _group_mix(weights: Array, tiles: Sequence[Tiles], tile: RowTile) -> Array:
+def _group_mix(weights: Array, sums: Array, tiles: Sequence[Tiles], tile: RowTile) -> Array:
     """`[kvh, score rows, dv + 1]`: weighted values of each score row, and the sum of its weights."""
     ends = list(itertools.accumulate(t.values.shape[1] for t in tiles))
     parts = mx.split(weights, ends[:-1], axis=1) if len(ends) > 1 else [weights]
     mixed = _joined([_mix(w, t.values, tile) for w, t in zip(parts, tiles, strict=True)])
-    return mx.concatenate([mixed, weights.sum(axis=-1, keepdims=True)], axis=-1).flatten(1, 2)
+    return mx.concatenate([mixed, sums], axis=-1).flatten(1, 2)

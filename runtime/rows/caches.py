@@ -12,14 +12,20 @@ from contextlib import nullcontext
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+from onecopy.runtime.blas.gemm import address
+from onecopy.runtime.numerics.exponential import seen
 
 from .attention import Attending, Even, Tiles, attend, attend_all, attend_even, attend_sheet, view
+from .hosted import HostSheet, Kept, Widths
 from .layout import BLOCK
 from .plan import RoundRows, Strip, Unit
 
 __all__ = ["RoundRows", "RowCache", "Strip", "install_attention"]
 
 Array = Any
+Host = NDArray[Any]
 
 HERE = nullcontext()
 """The stream that is the default one already."""
@@ -59,6 +65,8 @@ class RowCache:
     def update_and_fetch(self, keys: Array, values: Array) -> tuple[Any, Any]:
         """Writes keys and values `[batch, kvh, length, d]` into the leaves; answers with itself, to be read."""
         k, v = (x.swapaxes(1, 2).flatten(0, 1).swapaxes(0, 1) for x in (keys, values))
+        if self.hosted:
+            mx.eval(k, v)
         if "kv" in self._arrays(self._now.writes[0].segment):
             self.write("kv", mx.concatenate([k, v], axis=0))
         else:
@@ -69,9 +77,57 @@ class RowCache:
     def write(self, name: str, rows: Array) -> None:
         """Writes `rows [heads, rows, d]` of the flat batch into the strips' leaves, in place once evaluated."""
         now = self._now
+        if self.hosted:
+            mx.eval(rows)
+            self.put(name, seen(rows))
+            return
         parts = [rows] if len(now.writes) == 1 else mx.split(rows, [w.stop for w in now.writes[:-1]], axis=1)
         for w, part in zip(now.writes, parts, strict=True):
             now.pool.segments[w.segment].layers[self.layer].write(name, w.at, part)
+
+    @property
+    def hosted(self) -> bool:
+        """Whether `put` and `read` serve this round: its rows are float32 and NumPy sees them."""
+        now = self._now
+        return now.hosted and all(a.dtype == mx.float32 for a in self._arrays(now.writes[0].segment).values())
+
+    def put(self, name: str, rows: Host) -> None:
+        """`write` for a hosted round, done when it returns."""
+        for w in self._now.writes:
+            kept = seen(self._arrays(w.segment)[name])
+            kept[:, w.at : w.at + w.stop - w.start] = rows[:, w.start : w.stop]
+
+    def read(self, queries: Host, sinks: Host | None = None) -> Host:
+        """`attend` for a hosted round: `queries [rows, heads, d]`, scaled, to a new `[rows, heads * dv]`.
+
+        sinks: `[heads]` or None.
+        """
+        rows, heads, width = queries.shape
+        kvh = self._heads()
+        group = heads // kvh
+        q = queries.reshape(rows, kvh, group, width).swapaxes(0, 1).reshape(kvh, rows * group, width)
+        extra = None if sinks is None else np.tile(sinks.reshape(kvh, group), (1, rows))
+        kept = [self._kept(p.segment, kvh) for g in self._now.sheet(self.window, group, kvh).groups for p in g.products]
+        arrays = self._arrays(self._now.writes[0].segment)
+        widths = Widths(kvh, width, arrays["v" if "v" in arrays else "kv"].shape[2])
+        out = self._laid(group, widths, kept).attend(q, kept, extra)
+        return out.reshape(kvh, rows, -1).swapaxes(0, 1).reshape(rows, -1)
+
+    def _kept(self, segment: int, kvh: int) -> Kept:
+        arrays = {name: seen(array) for name, array in self._arrays(segment).items()}
+        if "kv" not in arrays:
+            return Kept(address(arrays["k"]), address(arrays["v"]), arrays["k"].shape[1])
+        both = arrays["kv"]
+        return Kept(address(both), address(both[kvh:]), both.shape[1])
+
+    def _laid(self, group: int, widths: Widths, kept: list[Kept]) -> HostSheet:
+        """The round's sheet for layers of this shape, laid out by the first of them."""
+        now, key = self._now, (self.window, group, widths)
+        found = now.laid.get(key)
+        if found is None or not found.fits(kept):
+            sheet, capacities = now.sheet(self.window, group, widths.heads), [k.capacity for k in kept]
+            found = now.laid[key] = HostSheet(sheet, now.tile, widths, capacities)
+        return found
 
     def attention(self, queries: Array, scale: float, sinks: Array | None) -> Array:
         """`queries [batch, heads, length, d]` to `[batch, heads, length, dv]`."""
@@ -83,6 +139,9 @@ class RowCache:
     def attend(self, queries: Array, sinks: Array | None = None) -> Array:
         """`queries [rows, heads, d]`, scaled by the model's scale, to `[rows, heads * dv]` in f32."""
         now = self._now
+        if self.hosted:
+            mx.eval(queries, *(() if sinks is None else (sinks,)))
+            return mx.array(self.read(seen(queries), None if sinks is None else seen(sinks)))
         rows, heads, width = queries.shape
         kvh = self._heads()
         group = heads // kvh

@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from onecopy.runtime.blas.gemm import ready
 from onecopy.runtime.numerics.exponential import on_host
 
 from .attention import Even, EvenGroup, Group, Product, RowTile, Sheet
@@ -96,6 +97,8 @@ class RoundRows:
 
     lanes: the streams that long strips are spread over. A short strip's work is less than waking another thread.
     together: every row sees all rows of its strip, also later ones (a block that is filled at once).
+    hosted: short strips are all there is, and OpenBLAS computes their attention where float32 rows lie.
+    laid: what the sheets of a hosted round were laid out as, by the shape of layers.
     """
 
     def __init__(
@@ -110,7 +113,9 @@ class RoundRows:
         self.rows = ends[-1]
         self.writes = tuple(self._write(s, *bound) for s, bound in zip(strips, self.bounds, strict=True))
         self.together = together
+        self.hosted = tile.hosted and ready() and on_host() and all(len(s.tokens) <= SHORT for s in strips)
         self._readings: dict[tuple[int | None, int, int], Reading] = {}
+        self.laid: dict[Any, Any] = {}
 
     def positions(self) -> Array:
         """Absolute positions `[rows]` of the flat batch."""
@@ -137,9 +142,15 @@ class RoundRows:
             self._readings[key] = self._read(window, group, heads)
         return self._readings[key]
 
+    def sheet(self, window: int | None, group: int, heads: int) -> Sheet:
+        """What all strips of a hosted round read, in the order of the flat batch."""
+        (unit,) = self.reading(window, group, heads).units
+        assert isinstance(unit.sheet, Sheet)
+        return unit.sheet
+
     def _read(self, window: int | None, group: int, heads: int) -> Reading:
         short = [i for i, s in enumerate(self.strips) if len(s.tokens) <= SHORT]
-        if len(short) < 2:
+        if len(short) < 2 and not self.hosted:
             short = []
         units = [self._sheet(short, window, group)] if short else []
         for i in range(len(self.strips)):
@@ -149,7 +160,7 @@ class RoundRows:
         return Reading(tuple(units), None if order == sorted(order) else mx.array(np.argsort(order)))
 
     def _sheet(self, strips: Sequence[int], window: int | None, group: int) -> Unit:
-        alike = EvenMaker(self, window, group).make([self.strips[i] for i in strips])
+        alike = None if self.hosted else EvenMaker(self, window, group).make([self.strips[i] for i in strips])
         if alike is not None:
             order, even = alike
             return Unit(tuple(self.bounds[strips[i]] for i in order), even)

@@ -49,8 +49,8 @@ def _forget_all() -> None:
 class Leaky(Arrangement):
     """A way on a machine where a row's bits change with the rows beside it."""
 
-    def product(self, x: Any, w: Any) -> Any:
-        return super().product(x, w) * (1.0 + 1e-7 * (x.shape[0] % 7))
+    def product(self, x: Any, w: Any, held: Any = None) -> Any:
+        return super().product(x, w, held) * (1.0 + 1e-7 * (x.shape[0] % 7))
 
 
 def test_a_row_whose_bits_change_with_the_height_is_seen() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from unittest import mock
 
 import mlx.core as mx
@@ -20,6 +21,7 @@ from onecopy.runtime.rows.plan import RoundRows, Strip, hidden_bias
 Host = NDArray[np.float32]
 KVH, GROUP, D = 2, 3, 8
 TILE = RowTile(Arrangement(least=4, multiple=4, most=8), Arrangement(least=4, multiple=4, most=8), 64)
+IN_GRAPHS = replace(TILE, hosted=False)
 RNG = np.random.default_rng(6)
 
 
@@ -59,14 +61,21 @@ class Rows:
         mx.eval(layer.flat())
         return rows
 
-    def attend(self, strips: list[Strip], queries: Host, sinks: Host | None = None) -> Host:
-        self.cache.round = RoundRows(strips, self.pool, TILE, (mx.default_stream(mx.default_device()),))
+    def round(self, strips: list[Strip], tile: RowTile = TILE) -> RoundRows:
+        return RoundRows(strips, self.pool, tile, (mx.default_stream(mx.default_device()),))
+
+    def attend(self, strips: list[Strip], queries: Host, sinks: Host | None = None, tile: RowTile = TILE) -> Host:
+        self.cache.round = self.round(strips, tile)
         return np.array(self.cache.attend(mx.array(queries), None if sinks is None else mx.array(sinks)))
+
+    def in_graphs(self, strips: list[Strip], queries: Host, sinks: Host | None = None) -> Host:
+        """As where rows are not hosted: MLX computes the products."""
+        return self.attend(strips, queries, sinks, IN_GRAPHS)
 
     def off_the_host(self, strips: list[Strip], queries: Host, sinks: Host | None = None) -> Host:
         """As on a device whose memory NumPy does not see: MLX alone computes the weights, lazily."""
         with mock.patch.object(weights, "on_host", return_value=False):
-            return self.attend(strips, queries, sinks)
+            return self.in_graphs(strips, queries, sinks)
 
 
 def queries(rows: int) -> Host:
@@ -84,7 +93,9 @@ def test_a_strip_attends_as_a_softmax_written_out(window: int | None, joint: boo
     strip = Strip(Chain((Link(1, 0, at),), 3 * BLOCK), at, (0,) * rows)
     for extra in (None, sinks):
         want = softmax_attention(q, kept[:KVH], kept[KVH:], list(range(at, at + rows)), window, extra)
-        np.testing.assert_allclose(made.attend([strip], q, extra), want, atol=2e-5)
+        found = made.attend([strip], q, extra)
+        np.testing.assert_allclose(found, want, atol=2e-5)
+        assert np.array_equal(made.in_graphs([strip], q, extra), found)
         np.testing.assert_allclose(made.off_the_host([strip], q, extra), want, atol=2e-5)
 
 
@@ -101,6 +112,7 @@ def test_strips_over_shared_and_own_segments_get_the_bits_they_get_alone(window:
     q, sinks = queries(8), RNG.standard_normal(KVH * GROUP, dtype=np.float32)
     for extra in (None, sinks):
         together = made.attend(strips, q, extra)
+        assert np.array_equal(made.in_graphs(strips, q, extra), together)
         np.testing.assert_allclose(made.off_the_host(strips, q, extra), together, atol=2e-6)
         at = 0
         for s in strips:
@@ -118,12 +130,12 @@ def test_strips_that_share_nothing_get_the_bits_they_get_alone(window: int | Non
     for i, at in enumerate([5, 600, 70, 300, 255, 256, 40, 700]):
         made.segment(i, 0, 3)
         strips.append(Strip(Chain((Link(i, 0, at),), 3 * BLOCK), at, (0,) * rows))
-    here = (mx.default_stream(mx.default_device()),)
-    (unit,) = RoundRows(strips, made.pool, TILE, here).reading(window, GROUP, KVH).units
+    (unit,) = made.round(strips, IN_GRAPHS).reading(window, GROUP, KVH).units
     assert isinstance(unit.sheet, Even)
     q, sinks = queries(rows * len(strips)), RNG.standard_normal(KVH * GROUP, dtype=np.float32)
     for extra in (None, sinks):
         together = made.attend(strips, q, extra)
+        assert np.array_equal(made.in_graphs(strips, q, extra), together)
         np.testing.assert_allclose(made.off_the_host(strips, q, extra), together, atol=2e-6)
         for i, s in enumerate(strips):
             mine = slice(i * rows, (i + 1) * rows)
@@ -136,8 +148,7 @@ def test_a_long_strip_goes_through_in_pieces_with_the_bits_it_has_whole() -> Non
     strips, q = [Strip(Chain((Link(1, 0, 500),), 3 * BLOCK), 500, (0,) * 200)], queries(200)
 
     def pieces() -> int:
-        here = (mx.default_stream(mx.default_device()),)
-        return len(RoundRows(strips, made.pool, TILE, here).reading(None, GROUP, KVH).units)
+        return len(made.round(strips).reading(None, GROUP, KVH).units)
 
     whole = made.attend(strips, q)
     with mock.patch.object(plan, "SCORE_BYTES", 1 << 18):
@@ -155,13 +166,52 @@ def test_forks_read_their_ancestors_tiles_in_one_product() -> None:
         made.segment(10 + i, 2 * BLOCK, 1)
         chain = Chain((Link(1, 0, 2 * BLOCK), Link(10 + i, 2 * BLOCK, 2 * BLOCK + i)), 3 * BLOCK)
         strips.append(Strip(chain, 2 * BLOCK + i, (0,)))
-    here = (mx.default_stream(mx.default_device()),)
-    (unit,) = RoundRows(strips, made.pool, TILE, here).reading(None, GROUP, KVH).units
+    (unit,) = made.round(strips).reading(None, GROUP, KVH).units
     assert isinstance(unit.sheet, Sheet)
     segments = [p.segment for group in unit.sheet.groups for p in group.products]
     assert sorted(segments) == [1, 10, 11, 12, 13, 14]
     shared = next(g for g in unit.sheet.groups if g.products[0].segment == 1)
     assert sorted(set(np.array(shared.gather)[0].tolist())) == list(range(5 * GROUP))
+
+
+def test_rows_are_put_where_a_graph_would_write_them() -> None:
+    made = Rows()
+    strips = []
+    for i, at in enumerate([0, 300, 255]):
+        made.segment(i, 0, 3)
+        strips.append(Strip(Chain((Link(i, 0, at),), 3 * BLOCK), at, (0,) * (i + 1)))
+    rows = RNG.standard_normal((2 * KVH, 6, D), dtype=np.float32)
+    kept = []
+    for tile in (TILE, IN_GRAPHS):
+        for i in range(3):
+            made.pool.segments[i].layers[0].write("kv", 0, mx.zeros((2 * KVH, 3 * BLOCK, D)))
+        made.cache.round = made.round(strips, tile)
+        assert made.cache.hosted == tile.hosted
+        made.cache.write("kv", mx.array(rows))
+        kept.append(np.stack([np.array(made.pool.segments[i].layers[0].arrays["kv"]) for i in range(3)]))
+    assert np.array_equal(*kept)
+    assert np.array_equal(kept[0][1, :, 300:302], rows[:, 1:3])
+
+
+def test_half_precision_rows_and_long_strips_are_not_hosted() -> None:
+    made = Rows()
+    made.segment(1, 0, 1)
+    chain = Chain((Link(1, 0, 100),), BLOCK)
+    made.cache.round = made.round([Strip(chain, 100, (0,) * plan.SHORT)])
+    assert made.cache.hosted
+    made.pool.segments[1].layers[0].arrays["kv"] = mx.zeros((2 * KVH, BLOCK, D), mx.bfloat16)
+    assert not made.cache.hosted
+    assert not made.round([Strip(chain, 100, (0,) * (plan.SHORT + 1))]).hosted
+
+
+def test_a_sheet_is_laid_out_again_for_a_layer_whose_buffers_have_another_size() -> None:
+    made = Rows()
+    made.segment(1, 0, 1)
+    strip, q = Strip(Chain((Link(1, 0, 90),), BLOCK), 90, (0,)), queries(1)
+    found = made.attend([strip], q)
+    rows = np.array(made.pool.segments[1].layers[0].arrays["kv"])
+    made.pool.segments[1].layers[0].arrays["kv"] = mx.array(np.concatenate([rows, np.full_like(rows, 9.0)], axis=1))
+    assert np.array_equal(np.array(made.cache.attend(mx.array(q))), found)
 
 
 def test_a_view_is_the_buffers_memory_in_the_shape_asked_for() -> None:
