@@ -1,10 +1,11 @@
-"""One restore: runs of records are read and verified, and while one is written the next is on its way."""
+"""One restore: runs of records are read and verified beside each other, and taken in their order."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 
 import trio
 from onecopy.runtime.core import Ref
@@ -17,8 +18,10 @@ from .messages.store import Read
 
 LOG = logging.getLogger("onecopy.store")
 
-RUN = 4
+RUN = 2
 """Records read by one call: enough for a disk to go forward, and what a cancel may have to wait for."""
+READERS = 2
+"""Runs under way at a time: while one is summed or written another is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,16 @@ class Run:
 
     records: tuple[Stored, ...]
     rooms: tuple[Tensors | None, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Coming:
+    """A run under way. keys: of its records, the first of which is number `first`. run: None when it cannot be had."""
+
+    first: int
+    keys: tuple[bytes, ...]
+    run: Run | None = None
+    done: trio.Event = field(default_factory=trio.Event)
 
 
 class Refill:
@@ -39,16 +52,17 @@ class Refill:
         self._read = 0
         self._anchored = False
         self._made = False
+        self._coming = deque[Coming]()
 
     async def run(self) -> None:
-        send, receive = trio.open_memory_channel[Run](0)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._read_ahead, send)
             nursery.start_soon(self._see_memory)
             try:
-                await self._write(receive)
+                await self._take_all(nursery)
             except OnecopyError as error:
                 LOG.warning("restoring %s stopped after %d blocks: %s", self._ask.owner, self._blocks, error.message)
+            for coming in self._coming:  # these may be writing to the rows' memory, which is somebody else's afterwards
+                await coming.done.wait()
             nursery.cancel_scope.cancel()
 
     def report(self, seconds: float) -> RestoreReport:
@@ -57,19 +71,32 @@ class Refill:
         rows = ask.anchor[0] if self._anchored and ask.anchor is not None else blocks
         return RestoreReport(rows, self._anchored, self._blocks, self._read, seconds)
 
-    async def _read_ahead(self, send: trio.MemorySendChannel[Run]) -> None:
+    async def _take_all(self, nursery: trio.Nursery) -> None:
         keys = self._ask.keys if self._ask.anchor is None else (*self._ask.keys, self._ask.anchor[1])
-        async with send:
-            for first in range(0, len(keys), RUN):
-                wanted = keys[first : first + RUN]
-                try:
-                    run = await self._fetch(first, wanted)
-                except OnecopyError as error:
-                    LOG.warning("reading rows of %s: %s", self._ask.owner, error.message)
-                    return
-                await send.send(run)
-                if len(run.records) < len(wanted):
-                    return
+        waiting = deque(Coming(first, keys[first : first + RUN]) for first in range(0, len(keys), RUN))
+        while waiting or self._coming:
+            while waiting and len(self._coming) < READERS:
+                self._coming.append(waiting.popleft())
+                nursery.start_soon(self._bring, self._coming[-1])
+            await self._coming[0].done.wait()
+            if not await self._take_run(self._coming.popleft()):
+                return
+
+    async def _bring(self, coming: Coming) -> None:
+        try:
+            coming.run = await self._fetch(coming.first, coming.keys)
+        except OnecopyError as error:
+            LOG.warning("reading rows of %s: %s", self._ask.owner, error.message)
+        finally:
+            coming.done.set()
+
+    async def _take_run(self, coming: Coming) -> bool:
+        """Whether all of the run was had, so that what comes behind it may be taken."""
+        if coming.run is None:
+            return False
+        for stored, room in zip(coming.run.records, coming.run.rooms, strict=False):
+            await self._take(stored, room)
+        return len(coming.run.records) == len(coming.keys)
 
     async def _fetch(self, first: int, keys: tuple[bytes, ...]) -> Run:
         rooms = tuple([await self._room(n) for n in range(first, first + len(keys))])
@@ -86,11 +113,6 @@ class Refill:
         ask = self._ask
         placed = self._made and number < len(ask.keys)
         return await ask.writer.room(ask.segment, ask.first + number) if placed else None
-
-    async def _write(self, receive: trio.MemoryReceiveChannel[Run]) -> None:
-        async for run in receive:
-            for stored, room in zip(run.records, run.rooms, strict=False):
-                await self._take(stored, room)
 
     async def _take(self, stored: Stored, room: Tensors | None) -> None:
         ask = self._ask

@@ -1,7 +1,9 @@
 """Large memory pages: rows and weights are read from end to end, and a page fault or TLB miss every 4 KiB costs time.
 
 glibc decides at the start of a process whether its large allocations ask for transparent huge pages, from the
-environment variable GLIBC_TUNABLES. Source: the glibc manual, "Memory Allocation Tunables".
+environment variable GLIBC_TUNABLES. It asks for those of its main heap alone, not for those that it gives to further
+threads, and rows are made on such a thread: so all threads are to share the main heap. Source: the glibc manual,
+"Memory Allocation Tunables".
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from pathlib import Path
 
 TUNABLES = "GLIBC_TUNABLES"
 HUGE = "glibc.malloc.hugetlb"
+ARENAS = "glibc.malloc.arena_max"
 OLDEST = (2, 35)
-"""The first glibc that knows the tunable."""
+"""The first glibc that knows how to ask."""
 SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 Exec = Callable[[str, list[str], dict[str, str]], object]
@@ -31,7 +34,8 @@ def wanted(environ: Mapping[str, str], libc: tuple[str, str], switch: str) -> di
     set_before = environ.get(TUNABLES, "")
     if not known or "[madvise]" not in switch or HUGE in set_before:
         return None
-    return {**environ, TUNABLES: ":".join(part for part in (set_before, f"{HUGE}=1") if part)}
+    shared = "" if ARENAS in set_before else f"{ARENAS}=1"
+    return {**environ, TUNABLES: ":".join(part for part in (set_before, f"{HUGE}=1", shared) if part)}
 
 
 def ask_for_large_pages(start: Exec = os.execve) -> None:

@@ -6,8 +6,7 @@ past a frontier are read, and weighed by nothing, as long as they are finite.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import chain
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import xxhash
@@ -19,6 +18,8 @@ from .safetensors import Array, BadImage, Head, Tensors, decode_head, head_bytes
 
 FIRST = 16 << 10
 """Bytes read to learn what a record holds: its header and, for most models, all of its payload's."""
+PORTION = 1 << 20
+"""Bytes that are read before they are summed: few enough that the processor's caches still have them then."""
 
 
 def load_placed(file: File, offset: int, total: int, key: bytes, room: Tensors) -> Stored | None:
@@ -36,11 +37,9 @@ def load_placed(file: File, offset: int, total: int, key: bytes, room: Tensors) 
     arrays = _in_order(content, {TOKENS: tokens, **room})
     if arrays is None:
         return None
-    pieces = [piece for array in arrays for piece in _pieces(array)]
     size = HEADER_BYTES + content.size
     try:
-        got = file.pread_into_all(offset + size, pieces)
-        _judge(header, head[HEADER_BYTES:size], pieces, got)
+        _read(file, offset + size, header, head[HEADER_BYTES:size], arrays)
     except (OSError, ValueError):
         for array in room.values():
             array[...] = 0
@@ -75,19 +74,36 @@ def _in_order(content: Head, room: Mapping[str, Array]) -> list[Array] | None:
 
 
 def _flat(array: Array) -> bool:
-    return array.ndim < 3 or all(part.flags.c_contiguous for part in array)
+    part = array[0] if array.ndim > 2 and len(array) else array
+    return part.flags.c_contiguous
+
+
+def _read(file: File, at: int, header: Header, head: bytes, arrays: list[Array]) -> None:
+    """Fills arrays with what lies at `at`, behind the payload's own head. Raises OSError or BadRecord."""
+    checksum = xxhash.xxh3_128(head)
+    for portion, size in _portions(piece for array in arrays for piece in _pieces(array)):
+        if file.pread_into_all(at, portion) != size:
+            raise BadRecord("the record is cut short")
+        for piece in portion:
+            checksum.update(piece)
+        at += size
+    if checksum.digest() != header.checksum:
+        raise BadRecord("payload checksum")
 
 
 def _pieces(array: Array) -> list[memoryview]:
-    parts = chain(array) if array.ndim > 2 else (array,)
-    return [part.reshape(-1).view("u1").data for part in parts if part.size]
+    parts = array if array.ndim > 2 else (array,)
+    return [memoryview(part).cast("B") for part in parts if part.size]
 
 
-def _judge(header: Header, head: bytes, pieces: list[memoryview], got: int) -> None:
-    if got != sum(len(piece) for piece in pieces):
-        raise BadRecord("the record is cut short")
-    checksum = xxhash.xxh3_128(head)
+def _portions(pieces: Iterable[memoryview]) -> Iterator[tuple[list[memoryview], int]]:
+    """Pieces as they are read, a portion or one larger piece at a time, and the bytes of each."""
+    portion, size = list[memoryview](), 0
     for piece in pieces:
-        checksum.update(piece)
-    if checksum.digest() != header.checksum:
-        raise BadRecord("payload checksum")
+        if portion and size + len(piece) > PORTION:
+            yield portion, size
+            portion, size = [], 0
+        portion.append(piece)
+        size += len(piece)
+    if portion:
+        yield portion, size

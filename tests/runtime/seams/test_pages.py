@@ -6,16 +6,20 @@ import subprocess
 import sys
 
 import pytest
-from onecopy.runtime.seams.pages import HUGE, TUNABLES, wanted
+from onecopy.runtime.seams.pages import ARENAS, HUGE, TUNABLES, wanted
 
 GLIBC = ("glibc", "2.36")
 MADVISE = "always [madvise] never"
 
 
 def test_large_pages_are_asked_for_beside_what_else_is_set() -> None:
-    assert wanted({"A": "b"}, GLIBC, MADVISE) == {"A": "b", TUNABLES: f"{HUGE}=1"}
+    assert wanted({"A": "b"}, GLIBC, MADVISE) == {"A": "b", TUNABLES: f"{HUGE}=1:{ARENAS}=1"}
     found = wanted({TUNABLES: "glibc.malloc.tcache_count=0"}, GLIBC, MADVISE)
-    assert found == {TUNABLES: f"glibc.malloc.tcache_count=0:{HUGE}=1"}
+    assert found == {TUNABLES: f"glibc.malloc.tcache_count=0:{HUGE}=1:{ARENAS}=1"}
+
+
+def test_a_user_who_chose_how_many_heaps_there_are_keeps_them() -> None:
+    assert wanted({TUNABLES: f"{ARENAS}=4"}, GLIBC, MADVISE) == {TUNABLES: f"{ARENAS}=4:{HUGE}=1"}
 
 
 @pytest.mark.parametrize("libc", [("glibc", "2.34"), ("musl", "1.2"), ("", "")])

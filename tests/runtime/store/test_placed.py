@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from onecopy.runtime.seams import RealDisk, append_all
-from onecopy.runtime.store import Kind, Record
+from onecopy.runtime.store import Kind, Record, placed
 from onecopy.runtime.store.content import encode_content
 from onecopy.runtime.store.placed import FIRST, load_placed
 from onecopy.runtime.store.record import BadRecord, OtherVersion
@@ -121,6 +121,42 @@ def test_a_pack_that_ends_early_is_a_bad_record(disk: Any, tmp_path: Path) -> No
     with pytest.raises(BadRecord, match="cut short"):
         load_placed(file_of(disk, tmp_path, raw[:-100]), 64, len(raw), KEY, room)
     assert not any(a.any() for a in room.values())
+
+
+@pytest.mark.parametrize("portion", [1, 9000, 20_000])
+def test_a_record_that_comes_in_portions_is_judged_as_a_whole(
+    portion: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placed, "PORTION", portion)
+    rows, raw = tensors(), block_bytes(tensors())
+    room = room_like(rows)
+    assert load_placed(file_of(RealDisk(), tmp_path, raw), 64, len(raw), KEY, room) is not None
+    assert all(np.array_equal(room[name], rows[name]) for name in rows)
+    for k, at in enumerate(range(2000, len(raw), 7001)):
+        bad = bytearray(raw)
+        bad[at] ^= 1
+        (tmp_path / str(k)).mkdir()
+        with pytest.raises(BadRecord, match="checksum"):
+            load_placed(file_of(RealDisk(), tmp_path / str(k), bytes(bad)), 64, len(raw), KEY, room)
+        assert not any(a.any() for a in room.values())
+
+
+def test_a_pack_that_ends_between_portions_leaves_no_number_behind(
+    disk: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placed, "PORTION", 1)
+    rows, raw = tensors(1), block_bytes(tensors(1))
+    room = room_like(rows)
+    with pytest.raises(BadRecord, match="cut short"):
+        load_placed(file_of(disk, tmp_path, raw[: -rows["0.pooled"].nbytes]), 64, len(raw), KEY, room)
+    assert not any(a.any() for a in room.values())
+
+
+def test_columns_that_are_not_next_to_each_other_are_no_room(disk: Any, tmp_path: Path) -> None:
+    flat = {"flat": np.ones((ROWS, WIDTH), np.float32)}
+    raw, room = block_bytes(flat), {"flat": np.full((ROWS, WIDTH * 2), 3, np.float32)[:, ::2]}
+    assert load_placed(file_of(disk, tmp_path, raw), 64, len(raw), KEY, room) is None
+    assert (room["flat"] == 3).all()
 
 
 def test_another_records_bytes_are_not_believed(disk: Any, tmp_path: Path) -> None:
