@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections import deque
 from dataclasses import dataclass, field
@@ -51,19 +50,14 @@ class Refill:
         self._blocks = 0
         self._read = 0
         self._anchored = False
-        self._made = False
-        self._coming = deque[Coming]()
 
     async def run(self) -> None:
+        """Waits for every read it began: it may write to the rows' memory, which is somebody else's afterwards."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._see_memory)
             try:
                 await self._take_all(nursery)
             except OnecopyError as error:
                 LOG.warning("restoring %s stopped after %d blocks: %s", self._ask.owner, self._blocks, error.message)
-            for coming in self._coming:  # these may be writing to the rows' memory, which is somebody else's afterwards
-                await coming.done.wait()
-            nursery.cancel_scope.cancel()
 
     def report(self, seconds: float) -> RestoreReport:
         ask = self._ask
@@ -74,12 +68,13 @@ class Refill:
     async def _take_all(self, nursery: trio.Nursery) -> None:
         keys = self._ask.keys if self._ask.anchor is None else (*self._ask.keys, self._ask.anchor[1])
         waiting = deque(Coming(first, keys[first : first + RUN]) for first in range(0, len(keys), RUN))
-        while waiting or self._coming:
-            while waiting and len(self._coming) < READERS:
-                self._coming.append(waiting.popleft())
-                nursery.start_soon(self._bring, self._coming[-1])
-            await self._coming[0].done.wait()
-            if not await self._take_run(self._coming.popleft()):
+        under_way = deque[Coming]()
+        while waiting or under_way:
+            while waiting and len(under_way) < READERS:
+                under_way.append(waiting.popleft())
+                nursery.start_soon(self._bring, under_way[-1])
+            await under_way[0].done.wait()
+            if not await self._take_run(under_way.popleft()):
                 return
 
     async def _bring(self, coming: Coming) -> None:
@@ -102,16 +97,10 @@ class Refill:
         rooms = tuple([await self._room(n) for n in range(first, first + len(keys))])
         return Run(await self._store.ask(Read(keys, rooms)), rooms)
 
-    async def _see_memory(self) -> None:
-        """The device answers when it has made the memory."""
-        with contextlib.suppress(OnecopyError):
-            await self._ask.writer.room(self._ask.segment, self._ask.first)
-            self._made = True
-
     async def _room(self, number: int) -> Tensors | None:
-        """The first runs have none: they are read while the device is still making the memory."""
+        """The first run has none: it is read while the device makes the memory, and the others wait for that."""
         ask = self._ask
-        placed = self._made and number < len(ask.keys)
+        placed = RUN <= number < len(ask.keys)
         return await ask.writer.room(ask.segment, ask.first + number) if placed else None
 
     async def _take(self, stored: Stored, room: Tensors | None) -> None:

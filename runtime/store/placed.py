@@ -93,7 +93,7 @@ def _read(file: File, at: int, header: Header, head: bytes, arrays: list[Array])
 
 def _pieces(array: Array) -> list[memoryview]:
     parts = array if array.ndim > 2 else (array,)
-    return [memoryview(part).cast("B") for part in parts if part.size]
+    return [part.data.cast("B") for part in parts if part.size]
 
 
 def _portions(pieces: Iterable[memoryview]) -> Iterator[tuple[list[memoryview], int]]:

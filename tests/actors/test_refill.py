@@ -1,0 +1,119 @@
+"""One restore: runs are read beside each other, taken in their order, and none outlives it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from onecopy.actors.messages.stager import Restore, RestoreReport
+from onecopy.actors.messages.store import Read
+from onecopy.actors.refill import READERS, RUN, Refill
+from onecopy.runtime.errors import Unavailable
+from onecopy.runtime.store import Kind, Stored, Tensors
+
+KEYS = tuple(bytes([n]) * 32 for n in range(4 * RUN + 1))
+
+
+@dataclass
+class Store:
+    """Answers `Read`. seconds: that the read of a run takes, by its first record. have: records of a run it can read.
+    fails: runs whose read is an error. under_way, most: reads now, and at a time."""
+
+    seconds: dict[int, float] = field(default_factory=dict)
+    have: dict[int, int] = field(default_factory=dict)
+    fails: set[int] = field(default_factory=set)
+    under_way: int = 0
+    most: int = 0
+    read: list[int] = field(default_factory=list)
+
+    async def ask(self, ask: Read) -> tuple[Stored, ...]:
+        first = KEYS.index(ask.keys[0])
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        try:
+            await trio.sleep(self.seconds.get(first, 1))
+        finally:
+            self.under_way -= 1
+        if first in self.fails:
+            raise Unavailable("the store is away")
+        self.read.append(first)
+        return tuple(_stored(key) for key in ask.keys)[: self.have.get(first, RUN)]
+
+
+def _stored(key: bytes) -> Stored:
+    n = key[0]
+    return Stored(Kind.BLOCK, key, b"", n * 256, (), {"0.k": np.full(1, n)}, {}, b"", 10)
+
+
+@dataclass
+class Writer:
+    """Notes what is written. spoil: called before each block."""
+
+    written: list[int] = field(default_factory=list)
+    spoil: Callable[[int], Any] = lambda block: None
+
+    async def room(self, segment: int, block: int) -> Tensors | None:
+        await trio.lowlevel.checkpoint()
+        return None
+
+    async def write_block(self, segment: int, block: int, tensors: Tensors) -> None:
+        await trio.lowlevel.checkpoint()
+        self.spoil(block)
+        assert tensors["0.k"][0] == block
+        self.written.append(block)
+
+    async def write_anchor(self, segment: int, at: int, tensors: Tensors) -> None:
+        raise AssertionError("there is none")
+
+
+async def refilled(store: Store, writer: Writer) -> RestoreReport:
+    refill = Refill(Restore("c1", 0, 0, KEYS, writer), store)  # type: ignore[arg-type]
+    await refill.run()
+    return refill.report(0.0)
+
+
+async def test_runs_are_read_beside_each_other_and_taken_in_their_order(autojump_clock: object) -> None:
+    store, writer = Store(seconds={0: 5, 2 * RUN: 3}), Writer()
+    report = await refilled(store, writer)
+    assert (report.blocks, report.read) == (len(KEYS), 10 * len(KEYS))
+    assert writer.written == list(range(len(KEYS)))
+    assert store.read[:2] == [RUN, 0]
+    assert store.most == READERS
+
+
+async def test_what_lies_behind_a_record_that_is_bad_is_not_taken_though_it_was_read(autojump_clock: object) -> None:
+    store, writer = Store(seconds={0: 5}, have={0: RUN - 1}), Writer()
+    report = await refilled(store, writer)
+    assert store.read == [RUN, 0]
+    assert writer.written == list(range(RUN - 1))
+    assert (report.blocks, report.rows) == (RUN - 1, (RUN - 1) * 256)
+
+
+@pytest.mark.parametrize("what", ["bad", "unread", "unwritten"])
+async def test_a_restore_that_fails_ends_when_no_read_is_under_way_any_more(what: str, autojump_clock: object) -> None:
+    store, writer = Store(seconds={RUN: 50}), Writer()
+    match what:
+        case "bad":
+            store.have[0] = 0
+        case "unread":
+            store.fails.add(0)
+        case "unwritten":
+            writer.spoil = _refuse
+    report = await refilled(store, writer)
+    assert (report.blocks, store.under_way, trio.current_time()) == (0, 0, pytest.approx(50, abs=2))
+    assert store.read[-1] == RUN
+
+
+def _refuse(block: int) -> None:
+    raise Unavailable("the rows are gone")
+
+
+async def test_a_restore_that_is_cancelled_takes_nothing_more(autojump_clock: object) -> None:
+    store, writer = Store(seconds={RUN: 50}), Writer()
+    with trio.move_on_after(10) as scope:
+        await refilled(store, writer)
+    assert scope.cancelled_caught
+    assert writer.written == list(range(RUN))
+    assert store.under_way == 0
