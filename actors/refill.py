@@ -1,4 +1,4 @@
-"""One restore: runs of records are read and verified beside each other, and taken in their order."""
+"""One restore: runs of records are read and verified, and while one is written the next is on its way."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .messages.store import Read
 
 LOG = logging.getLogger("onecopy.store")
 
-RUN = 2
+RUN = 4
 """Records read by one call: enough for a disk to go forward, and what a cancel may have to wait for."""
-READERS = 2
-"""Runs under way at a time: while one is summed or written another is read."""
+AHEAD = 2
+"""Runs under way at a time: one that is written, and one that is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,7 @@ class Refill:
         self._blocks = 0
         self._read = 0
         self._anchored = False
+        self._reading = trio.StrictFIFOLock()
 
     async def run(self) -> None:
         """Waits for every read it began: it may write to the rows' memory, which is somebody else's afterwards."""
@@ -70,7 +71,7 @@ class Refill:
         waiting = deque(Coming(first, keys[first : first + RUN]) for first in range(0, len(keys), RUN))
         under_way = deque[Coming]()
         while waiting or under_way:
-            while waiting and len(under_way) < READERS:
+            while waiting and len(under_way) < AHEAD:
                 under_way.append(waiting.popleft())
                 nursery.start_soon(self._bring, under_way[-1])
             await under_way[0].done.wait()
@@ -95,7 +96,8 @@ class Refill:
 
     async def _fetch(self, first: int, keys: tuple[bytes, ...]) -> Run:
         rooms = tuple([await self._room(n) for n in range(first, first + len(keys))])
-        return Run(await self._store.ask(Read(keys, rooms)), rooms)
+        async with self._reading:  # a disk is slower when two readers pull it to and fro
+            return Run(await self._store.ask(Read(keys, rooms)), rooms)
 
     async def _room(self, number: int) -> Tensors | None:
         """The first run has none: it is read while the device makes the memory, and the others wait for that."""
