@@ -12,6 +12,7 @@ import numpy as np
 from .models.layouts import Tree
 from .models.replay import tape_of
 from .numerics.linear import RoundShape
+from .numerics.streams import streams
 from .rows.attention import RowTile
 from .rows.buffers import Pool
 from .rows.caches import RowCache
@@ -43,7 +44,7 @@ class Forward:
         self._model = model
         self._shape = shape
         self._caches = [_cache(i, layer, states[i]) for i, layer in enumerate(layout.layers)]
-        self._lanes = _lanes()
+        self._lanes = streams()
         self._rows = [c for c in self._caches if not isinstance(c, StateCache)]
         self._states = [c for c in self._caches if isinstance(c, StateCache)]
         self._given = [_grown(part, self._caches) for part in tree]
@@ -150,12 +151,6 @@ def _cache(i: int, layer: LayerLayout, states: Specs) -> LayerCache:
     if layer.kind == "recurrent":
         return state_cache(i, states)
     return IndexedCache(i, layer.ratio) if layer.kind == "qsa" else RowCache(i, layer.window)
-
-
-def _lanes() -> tuple[Any, ...]:
-    """Streams for the attention of prompts. A CPU stream is one thread, and small products use no other: two share."""
-    here = mx.default_stream(mx.default_device())
-    return (here, mx.new_stream(mx.cpu)) if mx.default_device().type == mx.DeviceType.cpu else (here,)
 
 
 def _grown(part: Tree, caches: Sequence[LayerCache]) -> Any:

@@ -6,11 +6,13 @@ slice of a live buffer may survive a round: attention takes its views inside the
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from onecopy.runtime.numerics.streams import streams
 
 from .layout import LayerLayout, Layout, RowTensor
 from .ops import Allocate, Chain, CopyRows, Drop, DropAnchor, LoadAnchor, ResizeLayer, RowOp, SaveAnchor, Trim
@@ -66,7 +68,10 @@ class SegmentBuffers:
     def __init__(self, layout: Layout, start: int, capacity: int, dtype: Callable[[RowTensor], Any]) -> None:
         self.start = start
         self.capacity = capacity
-        self.layers = [LayerBuffers(layer, capacity, dtype) for layer in layout.layers]
+        self.layers: list[LayerBuffers] = []
+        for layer, stream in zip(layout.layers, itertools.cycle(streams()), strict=False):
+            with mx.stream(stream):  # zeroing is as fast as one thread writes
+                self.layers.append(LayerBuffers(layer, capacity, dtype))
 
     def flat(self) -> list[Array]:
         return [array for layer in self.layers for array in layer.flat()]
