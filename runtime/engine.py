@@ -13,9 +13,11 @@ from .decode.sampling import pick
 from .decode.want import Pick, Want
 from .drafting.device import After, DeviceDrafter
 from .drafting.rows import HeadRows
+from .fidelity import Fidelity, check, sample
 from .forward import Forward
 from .models.layouts import ModelRows, model_rows
 from .models.loaded import Loaded
+from .models.quantizable import quantized_rows
 from .numerics.blocks import install_blocks, install_swiglu
 from .numerics.prepare import linear_shapes, prepare
 from .numerics.probe import Numerics, plain, probe
@@ -69,12 +71,15 @@ class Engine:
         stopwatch: Callable[[], float],
         fast: bool = False,
         drafter: DeviceDrafter | None = None,
+        kv_bits: int | None = None,
     ) -> Engine:
         """Prepares a loaded model in place and answers with its engine. Blocks for about a second.
 
         context: positions served at most. stopwatch: seconds of any monotonic clock; `opened_s` says how long it took.
         fast: skip the search for exact arithmetic. drafter: proposes at the end of rounds; made from the same model.
-        ModelLoadError when the model cannot run on kept rows, or would answer otherwise than by itself.
+        kv_bits: bits of a value of quantized rows, 8 or 4; `fidelity` says what they do. None keeps rows as they are.
+        ModelLoadError when the model cannot run on kept rows, or would answer otherwise than by itself, or when its
+        rows cannot be quantized or its output on quantized rows no longer resembles its own.
         """
         begun = stopwatch()
         install_attention()
@@ -83,13 +88,26 @@ class Engine:
         rows = model_rows(loaded.model, loaded.id)
         body, heads = linear_shapes(loaded.model)
         numerics = plain("chosen by --fast") if fast else probe(body, heads, rows.attention)
-        engine = cls(loaded.model, rows, numerics, context, drafter)
-        found = Trial(engine._forward, engine.pool, numerics.tile).run(loaded.id, rows.logits)
-        engine._reasons = (*numerics.reasons, *rows.reasons, *found)
+        kept = rows if kv_bits is None else quantized_rows(rows, kv_bits, loaded.id)
+        engine = cls(loaded.model, kept, numerics, context, drafter)
+        own = engine.pool if kv_bits is None else Pool(rows.layout, rows.dtype, rows.states)
+        found = Trial(engine._forward, own, numerics.tile).run(loaded.id, rows.logits)
+        if kv_bits is not None:
+            found += engine._quantized(loaded, own, sample(loaded, rows.logits.shape[-1], context))
+        engine._reasons = (*numerics.reasons, *rows.reasons, *dict.fromkeys(found))
         engine.opened_s = stopwatch() - begun
         return engine
 
+    def _quantized(self, loaded: Loaded, own: Pool, tokens: Sequence[int]) -> tuple[str, ...]:
+        """Measures what quantized rows do, and answers with what is not exact on them. own: a pool of the model's rows."""
+        tile = self._numerics.tile
+        self.fidelity = check(loaded.id, self._forward, own, self.pool, tile, tokens)
+        return Trial(self._forward, self.pool, tile).exactness(loaded.id)
+
     opened_s: float = 0.0
+
+    fidelity: Fidelity | None = None
+    """What quantized rows do to the model's output; None where rows are as the model computes them."""
 
     fixed_rows: int = 0
     """Rows in multiples of which a compiled verify wants the leaves that it writes; 0 when it runs at any size."""
@@ -106,7 +124,8 @@ class Engine:
     @property
     def numerics_mode(self) -> str:
         """Names the arithmetic that rows are computed with: part of what makes kept rows usable."""
-        return self._numerics.mode
+        mode = self._numerics.mode
+        return mode if self.fidelity is None else f"{mode}; rows quantized to {self.fidelity.bits} bits, affine"
 
     def run(self, strips: Sequence[Strip], wants: Sequence[Want] = ()) -> RoundResult:
         """One round: evaluates every strip's tokens, writes their rows, picks at the wanted rows.

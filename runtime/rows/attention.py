@@ -24,6 +24,7 @@ from onecopy.runtime.numerics.arrange import PLAIN, Arrangement, constant, pad_r
 from onecopy.runtime.numerics.exponential import seen
 
 from .layout import BLOCK
+from .quantized import product
 from .weights import Scores, Weights, weigh
 
 Array = Any
@@ -155,7 +156,7 @@ def _with(total: Array, extra: Array | None) -> Array:
 
 
 def _scores(queries: Array, span: Tiles, tile: RowTile, kept: int) -> Array:
-    scores = tile.scores.batched(queries, span.keys)
+    scores = product(tile.scores, queries, span.keys)
     if scores.shape[2] != kept:
         scores = scores[:, :, :kept]
     if scores.dtype != mx.float32:
@@ -165,8 +166,8 @@ def _scores(queries: Array, span: Tiles, tile: RowTile, kept: int) -> Array:
 
 def _mix(weights: Array, values: Array, tile: RowTile) -> Array:
     if values.dtype != mx.float32:
-        return tile.mix.batched(weights.astype(values.dtype), values).astype(mx.float32)
-    return tile.mix.batched(weights, values)
+        return product(tile.mix, weights.astype(values.dtype), values).astype(mx.float32)
+    return product(tile.mix, weights, values)
 
 
 def _in_order(by_tile: list[Array]) -> Array:

@@ -21,6 +21,7 @@ from .attention import Attending, Even, Tiles, attend, attend_all, attend_even, 
 from .hosted import HostSheet, Kept, Widths
 from .layout import BLOCK
 from .plan import RoundRows, Strip, Unit
+from .quantized import packed_tiles, stored
 
 __all__ = ["RoundRows", "RowCache", "Strip", "install_attention"]
 
@@ -50,7 +51,8 @@ class RowCache:
     @property
     def dtype(self) -> Any:
         """The type of the rows, to which some models cast what attention returns."""
-        return next(iter(self._arrays(self._now.writes[0].segment).values())).dtype
+        kept = list(self._arrays(self._now.writes[0].segment).values())
+        return kept[0 if self._bits is None else 1].dtype
 
     @property
     def _now(self) -> RoundRows:
@@ -81,9 +83,10 @@ class RowCache:
             mx.eval(rows)
             self.put(name, seen(rows))
             return
-        parts = [rows] if len(now.writes) == 1 else mx.split(rows, [w.stop for w in now.writes[:-1]], axis=1)
-        for w, part in zip(now.writes, parts, strict=True):
-            now.pool.segments[w.segment].layers[self.layer].write(name, w.at, part)
+        for kept, all_rows in stored(name, rows, self._bits):
+            ends = [w.stop for w in now.writes[:-1]]
+            for w, part in zip(now.writes, mx.split(all_rows, ends, axis=1) if ends else [all_rows], strict=True):
+                now.pool.segments[w.segment].layers[self.layer].write(kept, w.at, part)
 
     @property
     def hosted(self) -> bool:
@@ -181,12 +184,18 @@ class RowCache:
     def _arrays(self, segment: int) -> dict[str, Array]:
         return self._now.pool.segments[segment].layers[self.layer].arrays
 
+    @property
+    def _bits(self) -> int | None:
+        return self._now.pool.layout.layers[self.layer].bits
+
     def _heads(self) -> int:
         arrays = self._arrays(self._now.writes[0].segment)
         return int(arrays["kv"].shape[0] // 2 if "kv" in arrays else arrays["k"].shape[0])
 
     def _tiles(self, segment: int, kvh: int, span: tuple[int, int], n: int, bias: Array | None = None) -> Tiles:
-        arrays = self._arrays(segment)
+        arrays, bits = self._arrays(segment), self._bits
+        if bits is not None:
+            return Tiles(*packed_tiles(arrays, bits, kvh, span, n), bias)
         if "kv" in arrays:
             both = arrays["kv"]
             shape, flat = both.shape, both.reshape(-1)

@@ -44,6 +44,7 @@ class LayerLayout:
 
     rows: arrays with one entry per token. pooled: arrays with one entry per `ratio` complete tokens (QSA).
     anchor_bytes: fixed-size state that cannot be trimmed (recurrent). window: rows a query can see, None = all.
+    bits: of a value of the rows, which are quantized (rows/quantized.py); None = as the model computes them.
     """
 
     kind: Kind
@@ -52,6 +53,7 @@ class LayerLayout:
     ratio: int = 1
     anchor_bytes: int = 0
     window: int | None = None
+    bits: int | None = None
 
     @property
     def row_bytes(self) -> int:
