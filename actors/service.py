@@ -27,6 +27,7 @@ class Options:
 
     model: a bundled name, a directory or a GGUF file. name: the id clients see. context: tokens at most in one
     conversation. parallel: conversations in one round. store: where rows are kept on disk; "" keeps none.
+    kv_bits: bits of a value of quantized rows, 8 or 4; None keeps rows as the model computes them.
     decode_share: share of time replies get while prompts fill. draft: whether replies may be drafted at all. drafter: a
     directory with a block drafter for the model. drain: how long a stop may take to flush.
     """
@@ -37,6 +38,7 @@ class Options:
     context: int | None = None
     parallel: int = 8
     dtype: str | None = None
+    kv_bits: int | None = None
     store: str | None = None
     store_quota: int | None = None
     decode_share: float = 0.25

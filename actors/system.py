@@ -205,12 +205,18 @@ class System:
                 "digest": self._loaded.digest,
                 "dtype": self._loaded.dtype,
                 "row_bytes": self._engine.layout.row_bytes,
+                **self._rounding(),
                 "exactness_reasons": list(reasons),
                 "text": self._loaded.text,
                 "drafters": list(self._drafting.drafters),
                 "round_costs": [round(cost, 2) for cost in self._drafting.widths],
             },
         )
+
+    def _rounding(self) -> dict[str, object]:
+        """What quantized rows do to the output; nothing where rows are as the model computes them."""
+        found = self._engine.fidelity
+        return {} if found is None else {"quantized_rows": found.figures}
 
     @property
     def clock(self) -> Clock:
@@ -345,7 +351,8 @@ class System:
     async def health(self) -> Health:
         down = [name for name in self._actors() if not self._supervisor.ref(name).alive]
         reasons = [f"{name} is down" for name in down]
-        details = {"exactness": self.card.exactness, "reasons": self.card.features["exactness_reasons"]}
+        told = {"exactness": self.card.exactness, "reasons": self.card.features["exactness_reasons"]}
+        details = told | self._rounding()
         if not down:
             broken = (await self._supervisor.ref("bank").ask(BankStatistics()))["broken"]
             reasons += [f"the bank's books are wrong: {sentence}" for sentence in broken]
@@ -393,12 +400,17 @@ def _load(options: Options, clock: Clock) -> tuple[Loaded, Engine]:
     if options.drafter is not None and not options.draft:
         raise StartupError("--drafter names who drafts and --no-draft says that nobody does; give one of them.")
     drafter = drafter_for(loaded, options.drafter, context) if options.draft else None
-    return loaded, Engine.open(loaded, context=context, stopwatch=clock.now, drafter=drafter)
+    kv_bits = options.kv_bits
+    engine = Engine.open(loaded, context=context, stopwatch=clock.now, drafter=drafter, kv_bits=kv_bits)
+    if engine.fidelity is not None:
+        LOG.info("%s keeps quantized rows: %s", loaded.id, engine.fidelity)
+    return loaded, engine
 
 
 def _layer_facts(layer: LayerLayout) -> list[object]:
     pooled = [layer.ratio, *(t.row_bytes for t in layer.pooled)] if layer.pooled else []
-    return [layer.kind, layer.row_bytes, layer.anchor_bytes, layer.window, *pooled]
+    quantized = [f"{layer.bits} bits"] if layer.bits is not None else []
+    return [layer.kind, layer.row_bytes, layer.anchor_bytes, layer.window, *pooled, *quantized]
 
 
 def rows_budget(options: Options, machine: Machine) -> int:

@@ -35,6 +35,7 @@ class OpenOptions(TypedDict, total=False):
     context: int | None
     parallel: int
     dtype: str | None
+    kv_bits: int | None
     store: str | None
     store_quota: int | None
     decode_share: float

@@ -99,7 +99,7 @@ class Engine:
         return engine
 
     def _quantized(self, loaded: Loaded, own: Pool, tokens: Sequence[int]) -> tuple[str, ...]:
-        """Measures what quantized rows do, and answers with what is not exact on them. own: a pool of the model's rows."""
+        """Measures what quantized rows do, and answers with what is not exact on them. own: a pool as it is."""
         tile = self._numerics.tile
         self.fidelity = check(loaded.id, self._forward, own, self.pool, tile, tokens)
         return Trial(self._forward, self.pool, tile).exactness(loaded.id)

@@ -39,9 +39,9 @@ SCRATCH = -1
 """The check's segment in each pool; the bank's begin at 1."""
 
 TEXT = """\
-The lighthouse at the end of the bay was built in 1871, after three ships had been lost on the rocks within one winter. \
-Its keeper, a quiet man called Amos Reed, wrote down every evening what he had seen: the wind, the height of the water, \
-the number of boats that came home. When he was asked why he counted them, he answered that somebody had to know.
+The lighthouse at the end of the bay was built in 1871, after three ships had been lost on the rocks within a winter.
+Its keeper, a quiet man called Amos Reed, wrote down every evening what he had seen: the wind, the height of the water,
+and how many boats came home. When he was asked why he counted them, he answered that somebody had to know.
 
 def mean(values: list[float]) -> float:
     \"\"\"The arithmetic mean. ValueError when there are no values.\"\"\"
@@ -49,14 +49,14 @@ def mean(values: list[float]) -> float:
         raise ValueError("no values")
     return sum(values) / len(values)
 
-Question: A train leaves at 9:40 and arrives at 12:15. How long does the journey take? Answer: From 9:40 to 12:00 are two \
-hours and twenty minutes, and fifteen more make two hours and thirty-five minutes.
+Question: A train leaves at 9:40 and arrives at 12:15. How long does the journey take? Answer: From 9:40 to 12:00 are
+two hours and twenty minutes, and fifteen more make two hours and thirty-five minutes.
 
 {"name": "kettle", "price": 24.5, "tags": ["kitchen", "steel"], "in_stock": true}
 
-Der Zug nach Hamburg hat heute leider etwas Verspätung. La biblioteca cierra a las ocho de la tarde. First, wash the \
-rice until the water stays clear. Second, let it rest for twenty minutes. Third, cook it with the lid closed, and do not \
-open the pot before the time is over.
+Der Zug nach Hamburg hat heute leider etwas Verspätung. La biblioteca cierra a las ocho de la tarde. First, wash the
+rice until the water stays clear. Second, let it rest for twenty minutes. Third, cook it with the lid closed, and do
+not open the pot before the time is over. Whoever is hungry may set the table meanwhile.
 """
 """Prose, code, arithmetic, data and other languages, for models with a tokenizer."""
 
@@ -89,9 +89,9 @@ class Fidelity:
 
     def __str__(self) -> str:
         return (
-            f"{self.bits} bits in {self.layers} of {self.of} layers; over {self.rows} tokens the most likely next token "
-            f"is the same at {self.same_token:.1%}, mean KL divergence {self.mean_kl:.2g} nats, largest difference of a "
-            f"logit {self.largest_difference:.2g}"
+            f"{self.bits} bits in {self.layers} of {self.of} layers; over {self.rows} tokens the most likely next token"
+            f" is the same at {self.same_token:.1%}, mean KL divergence {self.mean_kl:.2g} nats, largest difference of"
+            f" a logit {self.largest_difference:.2g}"
         )
 
 
@@ -99,7 +99,8 @@ def sample(loaded: Loaded, vocab: int, context: int) -> tuple[int, ...]:
     """The tokens of the check: of the fixed text, or fixed draws for a model without a tokenizer."""
     n = min(ROWS, context)
     if loaded.tokenizer is None:
-        return tuple(np.random.default_rng(29).integers(0, vocab, n).tolist())
+        draw = np.random.default_rng(29)
+        return tuple(draw.integers(0, vocab, n).tolist())
     return tuple(t for t in loaded.tokenizer.encode(TEXT, special=False) if t < vocab)[:n]
 
 
@@ -147,7 +148,8 @@ def compared(plain: Host, rounded: Host) -> tuple[Host, Host, Host]:
 
 def _log_shares(logits: Host) -> Host:
     less = logits - logits.max(axis=1, keepdims=True)
-    return less - np.log(np.exp(less).sum(axis=1, keepdims=True))
+    shares: Host = less - np.log(np.exp(less).sum(axis=1, keepdims=True))
+    return shares
 
 
 def measured(quantized: Layout, own: Layout, parts: Sequence[tuple[Host, Host, Host]]) -> Fidelity:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import trio
@@ -13,6 +14,7 @@ from onecopy.actors.system import System
 from onecopy.runtime import blas
 from onecopy.runtime.audit import Verdict, checks
 from onecopy.runtime.engine import Engine
+from onecopy.runtime.fidelity import Fidelity
 from onecopy.runtime.models import load
 from onecopy.runtime.seams.clock import RealClock
 from onecopy.runtime.turn import Finished, Sampling, TurnSpec
@@ -20,7 +22,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from .flags import count
+from .flags import add_kv_bits, count
 
 ENGINE_CHECKS = 15
 """Checks that `runtime.audit.checks` makes with its default widths, for the progress bar."""
@@ -30,6 +32,7 @@ def add_audit_command(subparsers: Any) -> None:
     parser = subparsers.add_parser("audit", help="check the exactness contract on a model")
     parser.add_argument("model", nargs="?", default="smollm2", help="bundled name, directory or GGUF file (smollm2)")
     parser.add_argument("--tokens", type=count, default=500, metavar="N", help="reply tokens compared (500)")
+    add_kv_bits(parser)
     parser.set_defaults(run=run)
 
 
@@ -42,25 +45,30 @@ def run(args: argparse.Namespace) -> int:
         def note(verdict: Verdict) -> None:
             progress.update(task, advance=1, description=verdict.name)
 
-        found, stated = _rounds(args.model, args.tokens, note)
-        found += trio.run(_replies, args.model, args.tokens, note)
+        found, stated, quantized = _rounds(args.model, args.kv_bits, args.tokens, note)
+        found += trio.run(_replies, Options(model=args.model, kv_bits=args.kv_bits), args.tokens, note)
+    if quantized is not None:
+        console.print(f"Quantized rows change answers: {quantized}.")
     return _report(console, args.model, found, stated)
 
 
-def _rounds(model: str, tokens: int, note: Callable[[Verdict], None]) -> tuple[list[Verdict], str]:
-    """Logits, bit for bit, on this thread; and what the self-check said."""
+def _rounds(
+    model: str, kv_bits: int | None, tokens: int, note: Callable[[Verdict], None]
+) -> tuple[list[Verdict], str, Fidelity | None]:
+    """Logits, bit for bit, on this thread; and what the self-checks said."""
     blas.install()
     loaded = load(model)
-    engine = Engine.open(loaded, context=min(loaded.context, 300 + tokens + 256), stopwatch=RealClock().now)
+    context = min(loaded.context, 300 + tokens + 256)
+    engine = Engine.open(loaded, context=context, stopwatch=RealClock().now, kv_bits=kv_bits)
     vocab = loaded.vocab_size or 256
     out = []
     for verdict in checks(engine, vocab, tokens):
         note(verdict)
         out.append(verdict)
-    return out, engine.exactness[0]
+    return out, engine.exactness[0], engine.fidelity
 
 
-async def _replies(model: str, tokens: int, note: Callable[[Verdict], None]) -> list[Verdict]:
+async def _replies(options: Options, tokens: int, note: Callable[[Verdict], None]) -> list[Verdict]:
     """Token ids of whole replies: drafted, in company, sampled, resumed in memory, resumed from disk."""
     out: list[Verdict] = []
 
@@ -70,7 +78,7 @@ async def _replies(model: str, tokens: int, note: Callable[[Verdict], None]) -> 
         note(out[-1])
 
     with tempfile.TemporaryDirectory() as store:
-        options = Options(model=model, store=store)
+        options = replace(options, store=store)
         async with System.open(options) as system:
             prompt = _prompt(system)
             plain = await _ask(system, prompt, tokens, draft=False)

@@ -36,12 +36,10 @@ def count(text: str) -> int:
     return value
 
 
-def no_kv_bits(text: str) -> int:
-    """Refuses `--kv-bits`, which other servers have: rows stay in the type that the model computes them in."""
-    raise argparse.ArgumentTypeError(
-        "quantized rows are not offered: rounded keys and values change answers, and no check could say by how much; "
-        "--dtype native keeps the rows of a half-precision model in half the bytes"
-    )
+def add_kv_bits(parser: Any) -> None:
+    """Off by default: rounded keys and values change answers."""
+    told = "keep attention rows quantized, which changes answers; a check at load says by how much (off)"
+    parser.add_argument("--kv-bits", type=int, choices=[8, 4], help=told)
 
 
 def add_system_flags(parser: Any) -> None:
@@ -52,7 +50,7 @@ def add_system_flags(parser: Any) -> None:
     parser.add_argument("--context", type=count, metavar="TOKENS", help="tokens at most in one conversation")
     parser.add_argument("--parallel", type=count, default=8, metavar="N", help="conversations in one round (8)")
     parser.add_argument("--dtype", choices=["float32", "native"], help="how weights are held")
-    parser.add_argument("--kv-bits", type=no_kv_bits, metavar="BITS", help="refused: rows are never quantized")
+    add_kv_bits(parser)
     parser.add_argument("--decode-share", type=share, default=0.25, help="time for replies while prompts fill (0.25)")
     parser.add_argument("--no-draft", action="store_true", help="never draft")
     parser.add_argument("--drafter", metavar="DIR", help="a block drafter for the model (DFlash)")
@@ -74,6 +72,7 @@ def system_options(args: argparse.Namespace) -> Options:
         context=args.context,
         parallel=args.parallel,
         dtype=args.dtype,
+        kv_bits=args.kv_bits,
         store="" if args.no_store else args.store or default_store(),
         store_quota=args.store_quota,
         decode_share=args.decode_share,

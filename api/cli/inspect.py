@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from onecopy.runtime.rows.layout import BLOCK, LayerLayout, Layout, RowTensor
 from onecopy.runtime.rows.pricing import conversation_bytes, conversations_that_fit, largest_prompt
 
-from .flags import count, size
+from .flags import add_kv_bits, count, size
 from .models import human, table
 from .terminal import busy
 
@@ -29,7 +29,7 @@ Line = tuple[str, str]
 class Facts:
     """What was found about a model. exactness: the self-check's verdict and reasons. The other facts are in words.
 
-    stored: how the source stores weights; dtype: what they became.
+    stored: how the source stores weights; dtype: what they became. quantized: what quantized rows do, if asked for.
     """
 
     name: str
@@ -45,6 +45,7 @@ class Facts:
     tools: str
     thinking: str
     text: str
+    quantized: str = ""
 
 
 def add_inspect_command(subparsers: Any) -> None:
@@ -52,6 +53,7 @@ def add_inspect_command(subparsers: Any) -> None:
     parser.add_argument("model", nargs="?", default="smollm2", help="bundled name, directory or GGUF file (smollm2)")
     parser.add_argument("--memory", type=size, metavar="SIZE", help="memory for conversations, e.g. 8GB")
     parser.add_argument("--tokens", type=count, action="append", metavar="N", help="a length to price; repeatable")
+    add_kv_bits(parser)
     parser.add_argument("--no-load", action="store_true", help="only what the headers say")
     parser.set_defaults(run=run)
 
@@ -61,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         table(("what", "value"), list(_headers(args.model)))
         return 0
     with busy(f"loading {args.model}"):
-        facts, budget = _look(args.model, args.memory)
+        facts, budget = _look(args.model, args.memory, args.kv_bits)
     table(("what", "value"), [*model_lines(facts), *price_lines(facts, budget, args.tokens or LENGTHS)])
     return 0
 
@@ -76,7 +78,7 @@ def _headers(model: str) -> Iterator[Line]:
     yield "path", str(source.path)
 
 
-def _look(model: str, memory: int | None) -> tuple[Facts, int]:
+def _look(model: str, memory: int | None, kv_bits: int | None) -> tuple[Facts, int]:
     """Loads the model as a server would: what it is, and the bytes a server would give to rows."""
     from onecopy.actors.service import Options
     from onecopy.actors.system import rows_budget
@@ -92,7 +94,8 @@ def _look(model: str, memory: int | None) -> tuple[Facts, int]:
     source = resolve(model)
     loaded = load(model)
     drafter = drafter_for(loaded)
-    engine = Engine.open(loaded, context=loaded.context, stopwatch=RealClock().now, drafter=drafter)
+    now = RealClock().now
+    engine = Engine.open(loaded, context=loaded.context, stopwatch=now, drafter=drafter, kv_bits=kv_bits)
     verdict, reasons = engine.exactness
     tokenizer, template = loaded.tokenizer, loaded.template
     chat = ChatFormat(tokenizer, template) if tokenizer is not None and template is not None else None
@@ -110,6 +113,7 @@ def _look(model: str, memory: int | None) -> tuple[Facts, int]:
         tools=_tools(chat),
         thinking=_thinking(chat),
         text=loaded.text,
+        quantized=str(engine.fidelity or ""),
     )
     return facts, rows_budget(Options(model=model, memory=memory), RealMachine())
 
@@ -149,6 +153,7 @@ def model_lines(facts: Facts) -> Iterator[Line]:
     yield "weights", f"{facts.stored}, held as {facts.dtype}"
     yield "context", f"{facts.context} tokens"
     yield "exactness", facts.exactness
+    yield "quantized rows", facts.quantized or "no: rows are as the model computes them"
     yield "drafts", facts.drafts
     yield "text", facts.text
     yield "tools", facts.tools

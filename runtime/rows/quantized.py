@@ -52,8 +52,8 @@ def packed(tensor: RowTensor, bits: int) -> tuple[RowTensor, RowTensor, RowTenso
     if group is None:
         raise ValueError(f"no group divides a head width of {tensor.width}")
     name, heads, groups = tensor.name, tensor.heads, tensor.width // group
-    ints = RowTensor(name, heads, tensor.width * bits // 8, 1)
-    return ints, *(RowTensor(name + part, heads, groups, tensor.itemsize) for part in (SCALES, BIASES))
+    scales, biases = (RowTensor(name + part, heads, groups, tensor.itemsize) for part in (SCALES, BIASES))
+    return RowTensor(name, heads, tensor.width * bits // 8, 1), scales, biases
 
 
 def stored(name: str, rows: Array, bits: int | None) -> Sequence[tuple[str, Array]]:

@@ -255,6 +255,7 @@ class SimEngine:
 
     exactness = ("exact", ())
     numerics_mode = "hash"
+    fidelity = None
     fixed_rows = 0
 
     def __init__(self, kind: str, budget: int, broken: Broken, weights: int = 0) -> None:
