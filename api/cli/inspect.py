@@ -181,6 +181,8 @@ def layer_lines(layout: Layout) -> Iterator[Line]:
 
 
 def _parts(layer: LayerLayout) -> Iterator[str]:
+    if layer.bits is not None:
+        yield f"{layer.bits} bits"
     if layer.window is not None:
         yield f"window {layer.window}"
     yield from (f"{_shape(t)} a row" for t in layer.rows)

@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -23,6 +24,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.support.http import running
 from tests.support.scripted import Say, ScriptedService
+from tests.support.system import write_tiny
 
 
 @pytest.fixture
@@ -247,8 +249,22 @@ def test_a_closed_pipe_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli.main(["models"]) == 1
 
 
-def test_quantized_rows_are_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("given", "bits"), [((), None), (("--kv-bits", "8"), 8), (("--kv-bits", "4"), 4)])
+def test_rows_are_quantized_only_where_asked_for(given: tuple[str, ...], bits: int | None) -> None:
+    assert flags.system_options(parsed("chat", *given)).kv_bits == bits
+
+
+def test_bits_that_are_not_offered_are_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        cli.main(["serve", "smollm2", "--kv-bits", "8"])
+        cli.main(["serve", "smollm2", "--kv-bits", "6"])
     assert end.value.code == 2
-    assert "argument --kv-bits: quantized rows are not offered" in capsys.readouterr().err
+    assert "argument --kv-bits: invalid choice: 6" in capsys.readouterr().err
+
+
+def test_a_model_whose_rows_cannot_be_quantized_is_one_line_and_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["inspect", str(write_tiny(tmp_path / "narrow")), "--kv-bits", "8"]) == 2
+    told = capsys.readouterr().err.strip()
+    assert "no layer can keep quantized rows: attention layers of a head width of 16" in told
+    assert "\n" not in told

@@ -80,6 +80,21 @@ def test_a_model_is_inspected_as_a_server_would_load_it(tmp_path: Path, capsys: 
     assert "500 tokens" in found
 
 
+def test_quantized_rows_are_priced_and_what_they_do_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = write_tiny(tmp_path / "wide", head_dim=64)
+    found = {}
+    for flags in ([], ["--kv-bits", "8"]):
+        assert cli.main(["inspect", str(model), "--memory", "8GB", *flags]) == 0
+        found[len(flags)] = dict(line.split("\t") for line in capsys.readouterr().out.splitlines())
+    assert found[0]["quantized rows"] == "no: rows are as the model computes them"
+    assert found[0]["2 attention layers"] == "kv 4x64x4B a row"
+    assert found[2]["quantized rows"].startswith(
+        "8 bits in 2 of 2 layers; over 320 tokens the most likely next token is"
+    )
+    assert found[2]["2 attention layers"] == "8 bits, kv 4x64x1B a row, kv.scales 4x1x4B a row, kv.biases 4x1x4B a row"
+    assert (found[0]["per row"], found[2]["per row"]) == ("2.0 KiB", "576 B")
+
+
 def test_an_indexed_model_is_inspected_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = write_served(tmp_path / "indexed")
     assert cli.main(["inspect", str(model), "--memory", "8GB", "--tokens", "500"]) == 0
