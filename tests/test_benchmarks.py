@@ -101,6 +101,13 @@ def test_rows_come_back_from_disk_and_are_written_once(tmp_path: Path) -> None:
     assert column(restart, "conversations on disk") == [0, 5]
 
 
+def test_quantized_rows_are_measured_beside_those_that_are_not(tmp_path: Path) -> None:
+    (table,) = smoke("quantized", tmp_path)["tables"]
+    assert column(table, "rows") == ["as computed", "8 bits"]
+    assert column(table, "bytes a row") == [2048, 576]
+    assert all(value > 0 for name in table["columns"][2:] for value in column(table, name))
+
+
 def test_the_parts_are_measured_one_by_one(tmp_path: Path) -> None:
     titles = [table["title"] for table in smoke("internals", tmp_path)["tables"]]
     assert len(titles) == len(set(titles)) == 7

@@ -8,6 +8,7 @@ safetensors.py              their weight files, checked before use
 gguf.py, gguf_*.py          GGUF: checked header, config and tensor names, vocabulary
 heads.py, beside.py         draft heads that a checkpoint carries; a drafter in a directory of its own
 families.py, light.py       model classes by type; replay.py: the states of mlx-lm's delta nets at every row
+layouts.py, quantizable.py  what a model keeps per token, and which of it can be quantized
 dense.py, digest.py         weights as plain floats; the identity of weights
 """
 
