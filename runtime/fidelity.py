@@ -20,7 +20,7 @@ from .models.loaded import Loaded
 from .rows.attention import RowTile
 from .rows.buffers import Pool
 from .rows.layout import Layout, round_up
-from .rows.ops import Allocate, Chain, Drop, Link
+from .rows.ops import Allocate, Chain, Drop, Link, Trim
 from .rows.plan import Strip
 
 Host = np.ndarray[Any, Any]
@@ -130,7 +130,7 @@ def played(forward: Forward, pool: Pool, tile: RowTile, tokens: Sequence[int]) -
             mx.eval(logits, *pool.segments[SCRATCH].flat())
             yield np.array(logits.astype(mx.float32))
     finally:
-        pool.apply((Drop(SCRATCH),))
+        pool.apply((Drop(SCRATCH), Trim()))
 
 
 def compared(plain: Host, rounded: Host) -> tuple[Host, Host, Host]:

@@ -63,7 +63,7 @@ class Tiles:
     """Some tiles of one segment, read in place: keys `[kvh, tiles, width, n]`, values `[kvh, tiles, n, width]`.
 
     n: BLOCK, or the begun part of a single tile. bias: `[tiles, rows, n]` of 0 and -inf for the kept rows, of all heads
-    or as one, or None when every query sees every key.
+    or as one, or None when every query sees every key. Keys and values of quantized rows are `PackedTiles`.
     """
 
     keys: Array

@@ -37,6 +37,12 @@ def block(path: Path) -> Made:
     return Made(write_tiny(path / "model"), {"drafter": str(write_block_drafter(path / "beside", window=40))})
 
 
+def block_beside_quantized_rows(path: Path) -> Made:
+    """The model's rows are quantized, those of the drafter are not."""
+    drafter = {"drafter": str(write_block_drafter(path / "beside"))}
+    return Made(write_tiny(path / "model", head_dim=64), drafter | {"kv_bits": 8})
+
+
 def second_block_on_a_recurrent_target(path: Path) -> Made:
     made = write_block_drafter(path / "beside", second=True, targets=(1, 3), candidates=300)
     return Made(write_with_mtp(path / "model"), {"drafter": str(made)})
@@ -46,7 +52,8 @@ def indexed_mtp(path: Path) -> Made:
     return Made(write_served(path / "model", mtp=True), {})
 
 
-KINDS = {made.__name__: made for made in (mtp, indexed_mtp, block, second_block_on_a_recurrent_target)}
+MADE = (mtp, indexed_mtp, block, block_beside_quantized_rows, second_block_on_a_recurrent_target)
+KINDS = {made.__name__: made for made in MADE}
 
 
 @pytest.fixture(scope="module", params=KINDS)
