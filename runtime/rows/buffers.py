@@ -20,6 +20,9 @@ from .states import Specs, State, fresh
 
 Array = Any
 
+KINDS = frozenset({"attention", "window"})
+"""Of layers whose rows are attended to as they are kept."""
+
 
 def put(buffer: Array, at: int, rows: Array) -> None:
     """Writes rows `[heads, n, width]` at buffer row `at`, in place once evaluated.
@@ -90,6 +93,7 @@ class Pool:
     """Segment buffers and anchors by id, and the orders that change them. Device thread only.
 
     states: per layer, the specs of its recurrent arrays; empty when no layer has any.
+    floats: rows that are attended to as they are kept are float32.
     """
 
     def __init__(
@@ -101,6 +105,7 @@ class Pool:
         self.layout = layout
         self.segments: dict[int, SegmentBuffers] = {}
         self.anchors: dict[int, tuple[State | None, ...]] = {}
+        self.floats = all(dtype(t) == mx.float32 for layer in layout.layers if layer.kind in KINDS for t in layer.rows)
         self._dtype = dtype
         self._states = tuple(states)
 

@@ -113,9 +113,12 @@ class RoundRows:
         self.rows = ends[-1]
         self.writes = tuple(self._write(s, *bound) for s, bound in zip(strips, self.bounds, strict=True))
         self.together = together
-        self.hosted = tile.hosted and ready() and on_host() and all(len(s.tokens) <= SHORT for s in strips)
+        self.hosted = tile.hosted and pool.floats and ready() and on_host() and self._are_short()
         self._readings: dict[tuple[int | None, int, int], Reading] = {}
         self.laid: dict[Any, Any] = {}
+
+    def _are_short(self) -> bool:
+        return all(len(s.tokens) <= SHORT for s in self.strips)
 
     def positions(self) -> Array:
         """Absolute positions `[rows]` of the flat batch."""
