@@ -25,6 +25,9 @@ _ROW_MAJOR, _AS_IS, _TURNED = 101, 111, 112
 _entry: Any = None
 """`cblas_sgemm_batch` of the library in use, once there is one."""
 
+_single: Any = None
+"""Its `cblas_sgemm`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -77,11 +80,13 @@ class Batch:
 
 def use(library: ctypes.CDLL) -> None:
     """From now on batches run on `library`, a `scipy_openblas32`. AttributeError when it has no such entry."""
-    global _entry
-    entry = library.scipy_cblas_sgemm_batch
-    entry.restype = None
-    entry.argtypes = [ctypes.c_int, *[ctypes.c_void_p] * 13, ctypes.c_int, ctypes.c_void_p]
-    _entry = entry
+    global _entry, _single
+    entry, single = library.scipy_cblas_sgemm_batch, library.scipy_cblas_sgemm
+    number, where, factor = ctypes.c_int, ctypes.c_void_p, ctypes.c_float
+    entry.restype = single.restype = None
+    entry.argtypes = [number, *[where] * 13, number, where]
+    single.argtypes = [*[number] * 6, factor, where, number, where, number, factor, where, number]
+    _entry, _single = entry, single
 
 
 def forget() -> None:
@@ -93,6 +98,13 @@ def forget() -> None:
 def ready() -> bool:
     """Whether a `Batch` can be made."""
     return _entry is not None
+
+
+def multiply(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any], turned: bool = False) -> None:
+    """`out [m, n] = a [m, k] @ b [k, n]` as one product, float32 in rows that lie together. turned: `b` is `[n, k]`."""
+    (m, n), k, way = out.shape, a.shape[1], _TURNED if turned else _AS_IS
+    first, second, result = address(a), address(b), address(out)
+    _single(_ROW_MAJOR, _AS_IS, way, m, n, k, 1.0, first, k, second, b.shape[1], 0.0, result, n)
 
 
 def address(x: NDArray[Any]) -> int:

@@ -13,12 +13,15 @@ from functools import cache, lru_cache
 from typing import Any
 
 import mlx.core as mx
-from onecopy.runtime.blas.gemm import ready
+import numpy as np
+from numpy.typing import NDArray
+from onecopy.runtime.blas.gemm import multiply, ready
 
 from .exponential import seen
 from .few import FEW, Few
 
 Array = Any
+Host = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,18 @@ class Arrangement:
         n = x.shape[0]
         y = _tiled(pad_rows(x, self.padded(n)), self.hold(w) if held is None else held, self.most)
         return y if y.shape[0] == n else y[:n]
+
+    def rows(self, x: Host, w: Host) -> Host:
+        """`product` of rows that NumPy has, at once: with the same calls, hence the same bits."""
+        n, height = len(x), self.padded(len(x))
+        padded = np.ascontiguousarray(x) if n == height else np.zeros((height, x.shape[1]), np.float32)
+        if n < height:
+            padded[:n] = x
+        out = np.empty((height, len(w)), np.float32)
+        for at in range(0, height, self.most or height):
+            part = slice(at, at + (self.most or height))
+            multiply(padded[part], w, out[part], turned=True)
+        return out[:n]
 
     def batched(self, x: Array, b: Array) -> Array:
         """`x [h, t, n, k] @ b[h, t, k, m]`, where `n` is a height that `padded` gave. An axis of `x` may be 1. Lazy."""
@@ -87,6 +102,20 @@ class Turned:
         if x.shape[0] <= self.flat:
             return mx.matmul(x, self.hold(w) if held is None else held)
         return self.by_columns(x, lambda columns: mx.matmul(w, columns))
+
+    def rows(self, x: Host, w: Host) -> Host | None:
+        """`product` of rows that NumPy has, at once, with the same bits; None for more than it has a call for."""
+        n, x = len(x), np.ascontiguousarray(x)
+        if n <= self.flat:
+            out = np.empty((n, len(w)), np.float32)
+            multiply(x, w, out, turned=True)
+            return out
+        if n > 2 * self.most:
+            return None
+        columns = [np.empty((len(w), len(part)), np.float32) for part in np.split(x, range(self.most, n, self.most))]
+        for at, part in enumerate(columns):
+            multiply(w, x[at * self.most : at * self.most + part.shape[1]], part, turned=True)
+        return np.concatenate([part.T for part in columns])
 
     def by_columns(self, x: Array, compute: Callable[[Array], Array]) -> Array:
         """`compute` of the rows of `x [n, k]` as columns `[k, rows]`, answering with `[m, rows]`; joined to `[n, m]`.
@@ -165,6 +194,10 @@ class Cut:
         sums = [mx.matmul(part.reshape(run.shape[0], 1, -1), run) for part, run in zip(parts, held.runs, strict=True)]
         joined = sums[0] if len(sums) == 1 else mx.concatenate(sums)
         return joined.sum(axis=0)
+
+    def rows(self, x: Host, held: Pieces) -> Host | None:
+        """`product` of few rows that NumPy has, at once; None where they have no call of their own."""
+        return held.few(x) if held.few is not None and len(x) <= FEW else None
 
     def runs(self, inputs: int) -> list[tuple[int, int]]:
         """Pieces as (inputs, how many of them): whole depths, and of less than two the half, in whole units."""

@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from numpy.typing import NDArray
+from onecopy.runtime.blas.gemm import ready
 
 from .arrange import PLAIN, Cut, Way
 from .exponential import seen
@@ -33,6 +34,23 @@ class RoundShape:
 def kept(weight: Array, how: Way, laid: Any) -> Array:
     """The weights `[m, k]` to keep beside what a way made of them: a view of that, where it is another copy."""
     return laid.whole.T if isinstance(how, Cut) else weight
+
+
+def host_rows(how: Way, x: Host, weight: Array, laid: Any) -> Host:
+    """`how.product` of rows that NumPy has, as a new array: by a direct call where there is one."""
+    y = _called(how, x, weight, laid) if ready() else None
+    if y is None:
+        made = how.product(mx.array(x), weight, laid)
+        mx.eval(made)
+        y = seen(made)
+    return y
+
+
+def _called(how: Way, x: Host, weight: Array, laid: Any) -> Host | None:
+    if isinstance(how, Cut):
+        return how.rows(x, laid)
+    w = seen(weight)
+    return how.rows(x, w) if w.flags.c_contiguous else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +93,7 @@ class RowLinear(nn.Module):  # type: ignore[misc]
 
     def rows(self, x: Host) -> Host:
         """`flat` for few rows that NumPy has."""
-        few = self._held.laid.few if isinstance(self._how, Cut) else None
-        if few is None:
-            out = self.flat(mx.array(x))
-            mx.eval(out)
-            return seen(out)
-        y: Host = few(x)
+        y = host_rows(self._how, x, self._held.weight, self._held.laid)
         if self._held.bias is not None:
             y += seen(self._held.bias)
         return y

@@ -24,7 +24,9 @@ from onecopy.runtime.rows.ops import Allocate, Chain, Link
 from onecopy.runtime.rows.plan import SHORT, RoundRows, Strip
 
 from .arrange import BODY, CANDIDATES, HEAD, PLAIN, Arrangement, Turned, Way, pad_rows
-from .exponential import on_host
+from .exponential import on_host, seen
+from .few import FEW
+from .linear import host_rows
 
 Array = Any
 
@@ -112,6 +114,10 @@ def linear_is_exact(x: Array, w: Array, how: Way, heights: Iterable[int]) -> boo
         start = (37 * n) % (tallest + 1 - n)
         if not np.array_equal(np.array(how.product(x[start : start + n], w, held)), whole[start : start + n]):
             return False
+        if n <= FEW and ready() and on_host():
+            found = host_rows(how, seen(x)[start : start + n], w, held)
+            if not np.array_equal(found, whole[start : start + n]):
+                return False
     return not isinstance(how, Turned) or _columns_are_exact(x, w, how, whole)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 import pytest
+from onecopy.runtime.blas.gemm import ready
 from onecopy.runtime.numerics.arrange import BODY, CANDIDATES, Arrangement, Cut, Turned, Way, constant, pad_rows
+from onecopy.runtime.numerics.linear import host_rows
 
 RNG = np.random.default_rng(2)
 W = RNG.standard_normal((40, 24), dtype=np.float32)
@@ -18,6 +20,21 @@ def test_a_way_gives_the_rows_of_the_product(how: Way, rows: int) -> None:
     found = np.array(how.product(mx.array(X[:rows]), mx.array(W)))
     assert found.shape == (rows, 40)
     np.testing.assert_allclose(found, X[:rows] @ W.T, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(not ready(), reason="no OpenBLAS on this platform")
+@pytest.mark.parametrize("how", BODY, ids=str)
+@pytest.mark.parametrize("rows", [1, 2, 6, 7, 8, 9, 16, 17, 32])
+def test_rows_that_numpy_has_get_the_bits_of_the_product(how: Way, rows: int) -> None:
+    w, x = mx.array(W), X[40 : 40 + rows]
+    held = how.hold(w)
+    found = how.rows(x, held if isinstance(how, Cut) else W)
+    assert (found is None) == (isinstance(how, Turned) and rows > 16)
+    if found is not None:
+        assert np.array_equal(found, np.array(how.product(mx.array(x), w, held)))
+        assert np.array_equal(host_rows(how, x, w, held), found)
+    turned = mx.array(W.T.copy()).T  # weights that do not lie in rows
+    assert np.array_equal(host_rows(how, x, turned, how.hold(turned)), np.array(how.product(mx.array(x), w, held)))
 
 
 @pytest.mark.parametrize("how", CANDIDATES, ids=str)
