@@ -12,7 +12,6 @@ import numpy as np
 from .models.layouts import Tree
 from .models.replay import tape_of
 from .numerics.linear import RoundShape
-from .numerics.streams import streams
 from .rows.attention import RowTile
 from .rows.buffers import Pool
 from .rows.caches import RowCache
@@ -44,7 +43,6 @@ class Forward:
         self._model = model
         self._shape = shape
         self._caches = [_cache(i, layer, states[i]) for i, layer in enumerate(layout.layers)]
-        self._lanes = streams()
         self._rows = [c for c in self._caches if not isinstance(c, StateCache)]
         self._states = [c for c in self._caches if isinstance(c, StateCache)]
         self._given = [_grown(part, self._caches) for part in tree]
@@ -88,7 +86,7 @@ class Forward:
         return logits
 
     def _call(self, strips: Sequence[Strip], pool: Pool, tile: RowTile, length: int) -> Array:
-        now = RoundRows(strips, pool, tile, self._lanes)
+        now = RoundRows(strips, pool, tile, pool.streams)
         wanted = mx.array(np.array(_wanted_rows(strips), dtype=np.int32))
         tokens = mx.array(np.array([t for s in strips for t in s.tokens], dtype=np.int32))
         if not self._shape.flat:

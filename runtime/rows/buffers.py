@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import cached_property
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from onecopy.runtime.numerics.streams import streams
+from onecopy.runtime.numerics.exponential import on_host
 
 from .layout import LayerLayout, Layout, RowTensor
 from .ops import Allocate, Chain, CopyRows, Drop, DropAnchor, LoadAnchor, ResizeLayer, RowOp, SaveAnchor, Trim
@@ -68,12 +70,20 @@ class SegmentBuffers:
 
     __slots__ = ("capacity", "layers", "start")
 
-    def __init__(self, layout: Layout, start: int, capacity: int, dtype: Callable[[RowTensor], Any]) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        start: int,
+        capacity: int,
+        dtype: Callable[[RowTensor], Any],
+        streams: Sequence[Any] = (None,),
+    ) -> None:
+        """streams: that make the layers by turns."""
         self.start = start
         self.capacity = capacity
         self.layers: list[LayerBuffers] = []
-        for layer, stream in zip(layout.layers, itertools.cycle(streams()), strict=False):
-            with mx.stream(stream):  # zeroing is as fast as one thread writes
+        for layer, stream in zip(layout.layers, itertools.cycle(streams), strict=False):
+            with mx.stream(stream) if stream is not None else nullcontext():  # zeroing is as fast as one thread writes
                 self.layers.append(LayerBuffers(layer, capacity, dtype))
 
     def flat(self) -> list[Array]:
@@ -109,6 +119,12 @@ class Pool:
         self._dtype = dtype
         self._states = tuple(states)
 
+    @cached_property
+    def streams(self) -> tuple[Any, ...]:
+        """What work of many operations is spread over: a CPU stream is one thread, so there a second one takes part."""
+        here = mx.default_stream(mx.default_device())
+        return (here, mx.new_stream(mx.cpu)) if on_host() else (here,)
+
     def apply(self, ops: tuple[RowOp, ...]) -> None:
         """Runs orders in sequence; each leaves only evaluated buffers behind."""
         for op in ops:
@@ -127,7 +143,7 @@ class Pool:
         return len(self._states[layer])
 
     def _allocate(self, op: Allocate) -> None:
-        made = SegmentBuffers(self.layout, op.start, op.capacity, self._dtype)
+        made = SegmentBuffers(self.layout, op.start, op.capacity, self._dtype, self.streams)
         mx.eval(made.flat())
         self.segments[op.segment] = made
 

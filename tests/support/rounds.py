@@ -78,6 +78,7 @@ class ScriptedRounds:
         self.pool = FailingPool()
         self.exactness: tuple[str, tuple[str, ...]] = ("exact", ())
         self.fixed_rows = 0
+        self.fidelity = None
         self.fail: Exception | None = None
         self.ran: list[tuple[int, int]] = []
 
