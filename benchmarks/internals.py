@@ -3,19 +3,26 @@
     python -m benchmarks.internals [--quick]
 
 Costs that could grow are shown at 100, 1,000, 10,000 and 100,000 things; the last column says how much the largest
-costs over the smallest. One process, medians of several runs.
+costs over the smallest. Medians of several runs; only the client of the whole path has a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import http.client
+import json
+import subprocess
+import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import trio
@@ -29,7 +36,7 @@ from onecopy.runtime.store import manifest
 from onecopy.runtime.store.record import Kind
 
 from . import ask
-from .common import Report, flags, median, ms, ratio, sized
+from .common import HERE, Report, flags, median, ms, ratio, sized
 
 REPEAT = 5
 SIZES = (100, 1_000, 10_000, 100_000)
@@ -37,7 +44,12 @@ LAYOUT = Layout((LayerLayout("attention", (RowTensor("k", 1, 1), RowTensor("v", 
 
 
 def main(argv: list[str] | None = None) -> None:
-    options = flags(__doc__).parse_args(argv)
+    parser = flags(__doc__)
+    parser.add_argument("--client", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.client:
+        answer(options.client)
+        return
     report = Report("internals", options)
     trio.run(messages, options, report)
     trio.run(doors, options, report)
@@ -162,14 +174,12 @@ async def whole(options: argparse.Namespace, report: Report) -> None:
             engine: Any = server.system._engine
             engine.run = watch.around(engine.run)
             await idle_conversations(server.http, sized(options, full=1_000, quick=50, smoke=3))
-            await once(server.http)
-            token = await beside(
-                watch, lambda n: swallow(server.http, n), sized(options, full=400, quick=200, smoke=20)
-            )
-            request = await beside(watch, lambda n: once(server.http), 1)
-    table = report.table(
-        "Actors and HTTP beside the device's work", "what", "ms", note="client in the same process; idle ones are kept"
-    )
+            async with elsewhere(str(server.http.base_url)) as ask:
+                await ask(1)
+                token = await beside(watch, ask, sized(options, full=400, quick=200, smoke=20))
+                request = await beside(watch, ask, 1)
+    note = "client in a process of its own, as a user's is; 1,000 idle conversations are kept at full size"
+    table = report.table("Actors and HTTP beside the device's work", "what", "ms", note=note)
     table.add("a streamed token", token)
     table.add("a request of one token", request)
     report.bar("actors and HTTP beside device time, ms a token", token, "at most", 0.15)
@@ -180,6 +190,39 @@ async def idle_conversations(http: httpx.AsyncClient, n: int) -> None:
     for i in range(n):
         asked = {**QUESTION, "messages": [{"role": "user", "content": f"{i} idle"}], "max_tokens": 1}
         (await http.post("/v1/chat/completions", json=asked)).raise_for_status()
+
+
+@asynccontextmanager
+async def elsewhere(url: str) -> AsyncIterator[Callable[[int], Awaitable[None]]]:
+    """A client in a process of its own: asks for so many streamed tokens, and returns when it has read the last."""
+    command = [sys.executable, "-m", "benchmarks.internals", "--client", url]
+    async with trio.open_nursery() as nursery:
+        run = partial(trio.run_process, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=HERE.parent)
+        child: trio.Process = await nursery.start(run)
+        assert child.stdin is not None
+        assert child.stdout is not None
+        told, heard = child.stdin, child.stdout
+
+        async def ask(tokens: int) -> None:
+            await told.send_all(b"%d\n" % tokens)
+            if await heard.receive_some() != b"read\n":
+                raise RuntimeError("the client failed")
+
+        yield ask
+        await told.aclose()
+
+
+def answer(url: str) -> None:
+    """The client: a blocking one, which does nothing but read."""
+    where = urlsplit(url)
+    connection = http.client.HTTPConnection(where.hostname or "", where.port)
+    for line in sys.stdin:
+        body = {**QUESTION, "max_tokens": int(line), "stream": True}
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
+        reply = connection.getresponse()
+        while reply.read1(65536):
+            pass
+        print("read" if reply.status == 200 else f"status {reply.status}", flush=True)
 
 
 async def beside(watch: Stopwatch, run: Callable[[int], Awaitable[Any]], n: int) -> float | None:

@@ -14,10 +14,11 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from numpy.typing import NDArray
+from onecopy.runtime.blas.gemm import ready
 from onecopy.runtime.rows.caches import RowCache
 
 from .arrange import Turned, spread
-from .exponential import exp, seen
+from .exponential import exp, on_host, seen
 from .few import FEW
 from .linear import RowLinear
 from .rope import HeadTable
@@ -77,7 +78,7 @@ class RowAttention(nn.Module):  # type: ignore[misc]
         return self._out(cache.attend(qkv[:, : self._heads])).reshape(x.shape)
 
     def rows(self, x: Host, cache: RowCache) -> Host:
-        """The same for `x [rows, width]` of a hosted round."""
+        """The same for `x [rows, width]` that NumPy has."""
         qkv = self._table.turned(self.joined.rows(x), cache.positions)
         cache.put("kv", qkv[:, self._heads :].swapaxes(0, 1))
         return self.o_proj.rows(cache.read(qkv[:, : self._heads]))
@@ -160,7 +161,7 @@ def install_blocks() -> None:
 def _either(original: Any) -> Any:
     def call(self: nn.Module, x: Array, mask: Any = None, cache: Any = None) -> Array:
         width = x.shape[-1]
-        if isinstance(cache, RowCache) and x.size <= FEW * width and cache.hosted and _is_ours(self):
+        if isinstance(cache, RowCache) and x.size <= FEW * width and ready() and on_host() and _is_ours(self):
             mx.eval(x)
             return mx.array(_rows(self, seen(x).reshape(-1, width), cache).reshape(x.shape))
         return original(self, x, mask, cache)

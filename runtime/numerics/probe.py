@@ -23,7 +23,7 @@ from onecopy.runtime.rows.layout import BLOCK, LayerLayout, Layout, RowTensor
 from onecopy.runtime.rows.ops import Allocate, Chain, Link
 from onecopy.runtime.rows.plan import SHORT, RoundRows, Strip
 
-from .arrange import BODY, CANDIDATES, HEAD, PLAIN, Arrangement, Turned, Way, pad_rows
+from .arrange import BODY, CANDIDATES, CUTS, HEAD, PLAIN, Arrangement, Turned, Way, pad_rows
 from .exponential import on_host, seen
 from .few import FEW
 from .linear import host_rows
@@ -48,26 +48,30 @@ WIDE = 8192
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """What the self-check chose. exact: every product the model runs has bits of its own. reasons: what is not."""
+    """What the self-check chose. exact: every product the model runs has bits of its own. reasons: what is not.
+
+    otherwise: the way of linears that were not checked.
+    """
 
     linears: dict[tuple[int, int, bool], Way]
     tile: RowTile
     exact: bool
     reasons: tuple[str, ...]
+    otherwise: Way = PLAIN
 
     @property
     def mode(self) -> str:
         """Names the arithmetic: rows computed in one mode are not mixed with rows of another."""
         chosen = (f"{m}x{k}{' head' if head else ''}: {how}" for (m, k, head), how in sorted(self.linears.items()))
-        return "; ".join((*chosen, str(self.tile)))
+        return "; ".join((*chosen, *([] if self.linears else [str(self.otherwise)]), str(self.tile)))
 
     def choose(self, outputs: int, inputs: int, head: bool) -> Way:
-        return self.linears.get((outputs, inputs, head), PLAIN)
+        return self.linears.get((outputs, inputs, head), self.otherwise)
 
 
 def plain(reason: str) -> Numerics:
-    """Everything as the machine does it by itself, with nothing promised."""
-    return Numerics({}, RowTile(), False, (reason,))
+    """What is fastest, with nothing promised: few rows in pieces where OpenBLAS takes those, others as they come."""
+    return Numerics({}, RowTile(), False, (reason,), CUTS[0] if ready() and on_host() else PLAIN)
 
 
 def probe(

@@ -90,21 +90,28 @@ class RowCache:
 
     @property
     def hosted(self) -> bool:
-        """Whether `put` and `read` serve this round: its rows are float32 and NumPy sees them."""
+        """Whether this round's rows are written and read where they lie: they are float32, and NumPy sees them."""
         now = self._now
         return now.hosted and all(a.dtype == mx.float32 for a in self._arrays(now.writes[0].segment).values())
 
     def put(self, name: str, rows: Host) -> None:
-        """`write` for a hosted round, done when it returns."""
+        """`write` of rows that NumPy has; in a hosted round it is done when this returns."""
+        if not self.hosted:
+            self.write(name, mx.array(rows))
+            return
         for w in self._now.writes:
             kept = seen(self._arrays(w.segment)[name])
             kept[:, w.at : w.at + w.stop - w.start] = rows[:, w.start : w.stop]
 
     def read(self, queries: Host, sinks: Host | None = None) -> Host:
-        """`attend` for a hosted round: `queries [rows, heads, d]`, scaled, to a new `[rows, heads * dv]`.
+        """`attend` for queries `[rows, heads, d]` that NumPy has: a new `[rows, heads * dv]`.
 
         sinks: `[heads]` or None.
         """
+        if not self.hosted:
+            made = self.attend(mx.array(queries), None if sinks is None else mx.array(sinks))
+            mx.eval(made)
+            return seen(made)
         rows, heads, width = queries.shape
         kvh = self._heads()
         group = heads // kvh

@@ -193,6 +193,19 @@ def test_rows_are_put_where_a_graph_would_write_them() -> None:
     assert np.array_equal(kept[0][1, :, 300:302], rows[:, 1:3])
 
 
+@pytest.mark.parametrize("tile", [TILE, IN_GRAPHS], ids=["hosted", "in graphs"])
+def test_rows_that_numpy_has_are_put_and_read_as_those_that_mlx_has(tile: RowTile) -> None:
+    made = Rows()
+    made.segment(1, 0, 1)
+    strip, q = Strip(Chain((Link(1, 0, 90),), BLOCK), 90, (0, 0)), queries(2)
+    rows, sinks = RNG.standard_normal((2 * KVH, 2, D), dtype=np.float32), RNG.standard_normal(KVH * GROUP).astype("f4")
+    made.cache.round = made.round([strip], tile)
+    made.cache.put("kv", rows)
+    assert np.array_equal(np.array(made.pool.segments[1].layers[0].arrays["kv"])[:, 90:92], rows)
+    for extra in (None, sinks):
+        assert np.array_equal(made.cache.read(q, extra), made.attend([strip], q, extra))
+
+
 def test_half_precision_rows_and_long_strips_are_not_hosted() -> None:
     made = Rows()
     made.segment(1, 0, 1)
