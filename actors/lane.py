@@ -61,6 +61,8 @@ class Lane(Actor):
         self._turns: dict[int, Running] = {}
         self._order = 0
         self._owed = 0.0
+        self._news: list[tuple[Running, Any]] = []
+        self._written: tuple[tuple[int, tuple[int, ...]], ...] = ()
         self._costs = Costs(decode_ms=50.0, chunk_ms=500.0)
         self._rounds = self._tokens = self._prefilled = self._drafted = self._accepted = 0
 
@@ -74,7 +76,9 @@ class Lane(Actor):
                 await self._grow_stuck()
                 self._propose()
                 now = plan([t.view() for t in self._ready()], self._costs, self._limits, self._owed)
-                if not now.idle:
+                if now.idle:
+                    self._announce()
+                else:
                     await self._round(now)
         except Exception as error:
             self._lose_all(error)
@@ -82,7 +86,10 @@ class Lane(Actor):
 
     async def _receive(self) -> Any:
         """Waits only when there is nothing to run."""
-        return self.mailbox.receive_nowait() if self._ready() else await self.mailbox.receive()
+        if self._ready():
+            return self.mailbox.receive_nowait()
+        self._announce()
+        return await self.mailbox.receive()
 
     def _ready(self) -> list[Running]:
         return [t for t in self._turns.values() if not t.paused]
@@ -96,6 +103,7 @@ class Lane(Actor):
 
     @handles(Cancel)
     def cancel(self, ask: Cancel, reply: Reply[int]) -> None:
+        self._announce()
         gone = self._turns.pop(ask.turn, None)
         reply.set(-1 if gone is None else gone.position)
 
@@ -113,6 +121,7 @@ class Lane(Actor):
     async def _grow_stuck(self) -> None:
         """Between rounds: leaves for turns that have run out of rows; an answer nobody has memory for ends here."""
         for turn in [t for t in self._turns.values() if t.stuck]:
+            self._announce()
             lease = await self._bank.ask(Grow(turn.id, max(1, turn.left)))
             if lease is not None:
                 turn.lease = lease
@@ -124,25 +133,36 @@ class Lane(Actor):
             turn.propose()
 
     async def _round(self, now: Round) -> None:
-        """One forward, then everybody hears what it brought."""
+        """One forward. What it brought is told while the device already runs the next one."""
         decoding = [(self._turns[d.id], self._turns[d.id].decode(d.width)) for d in now.decode]
         filling = self._turns[now.chunk.id] if now.chunk else None
         chunk = filling.chunk(now.chunk.end) if filling and now.chunk else None
         work = [w for _, w in decoding] + ([chunk] if chunk else [])
         begun = self._clock.now()
-        result = await self._device.run(self._engine.run, [s for s, _ in work], [w for _, ws in work for w in ws])
+        running = self._device.begin(self._engine.run, [s for s, _ in work], [w for _, ws in work for w in ws])
+        self._announce()
+        result = await running
         brought = [t.decoded(picks) for (t, _), picks in zip(decoding, result.picks, strict=False)]
         await self._keep([(strip, len(b.rows)) for (_, (strip, _)), b in zip(decoding, brought, strict=True)])
         self._measure(now, self._clock.now() - begun)
         self._pass_over(now)
         for (turn, _), tokens in zip(decoding, result.drafts, strict=False):
             turn.offer(tokens)
-        # From here on nothing waits: a session must not give its lease back before the bank knows of its rows.
         written = [self._decoded(t, b) for (t, _), b in zip(decoding, brought, strict=True)]
         if filling and chunk:
             written.append(self._filled(filling, chunk[0], result.picks[-1]))
             filling.offer(result.drafts[-1] if result.drafts else ())
-        self._bank.tell(Commit(tuple(written)))
+        self._written = (*self._written, *written)
+
+    def _announce(self) -> None:
+        """Tells what the last round brought, before anything waits: a session must not give its lease back before the
+        bank knows of its rows."""
+        news, written = self._news, self._written
+        self._news, self._written = [], ()
+        for turn, message in news:
+            self._tell(turn, message)
+        if written:
+            self._bank.tell(Commit(written))
 
     async def _keep(self, kept: list[tuple[Strip, int]]) -> None:
         """Rejected rows are overwritten later; a recurrent state that has seen them is computed again."""
@@ -162,14 +182,15 @@ class Lane(Actor):
         if brought.picks:
             self._deliver(turn, brought)
         else:
-            self._tell(turn, Filled(turn.position - turn.first, turn.prompt - turn.first))
+            self._news.append((turn, Filled(turn.position - turn.first, turn.prompt - turn.first)))
         return turn.id, brought.rows
 
     def _deliver(self, turn: Running, brought: Brought) -> None:
         self._tokens += len(brought.picks)
         if brought.end is not None:
             self._turns.pop(turn.id, None)
-        self._tell(turn, Produced(brought.picks, brought.end, None, turn.rounds, turn.drafted, turn.accepted))
+        told = Produced(brought.picks, brought.end, None, turn.rounds, turn.drafted, turn.accepted)
+        self._news.append((turn, told))
 
     def _tell(self, turn: Running, message: Any) -> None:
         """A session that is gone loses its turn, never a round. A full mailbox refuses news of progress only."""
@@ -192,10 +213,11 @@ class Lane(Actor):
     def _pass_over(self, now: Round) -> None:
         self._owed = now.owed
         for turn in self._turns.values():
-            turn.passed = passed_after(turn.view(), now)
+            turn.passed = passed_after(turn, now)
 
     def _lose_all(self, error: Exception) -> None:
         LOG.exception("a round failed; %d running turns are lost", len(self._turns))
+        self._announce()
         for turn in list(self._turns.values()):
             self._tell(turn, Broken(LaneCrashed("The round failed; the conversation is intact.", retry_after=1.0)))
         self._turns.clear()

@@ -94,8 +94,11 @@ class Running:
 
     def propose(self) -> None:
         """Sets the proposal for the next round: within the leaf, the answer's length and what the grammar allows."""
+        self.proposal = ()
+        if self.drafter is None or self.left:
+            return
         most = min(self.prices.limit, self.lease.room(self.position) - 1, self.spec.max_new - self.produced - 1)
-        self.proposal = self.drafter.propose(most) if self.drafter is not None and most > 0 and not self.left else ()
+        self.proposal = self.drafter.propose(most) if most > 0 else ()
         if self.proposal and self.matcher is not None:
             self.proposal = self.proposal[: self.matcher.accepts(self.proposal)]
 

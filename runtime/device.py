@@ -10,7 +10,7 @@ import logging
 import queue
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar, TypeVarTuple
 
@@ -80,11 +80,14 @@ class DeviceThread:
         `post` that failed instead of running; ActorStopped when the device is or gets stopped.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
+        return await self.begin(fn, *args)
+
+    def begin(self, fn: Callable[[*Ts], T], *args: *Ts) -> Awaitable[T]:
+        """`run` in two steps: the call is queued now, and its answer is what the same task awaits next."""
         self._check_open()
         job = _Job(fn, args, trio.lowlevel.current_task(), trio.lowlevel.current_trio_token())
         self._jobs.put(job)
-        result: T = await trio.lowlevel.wait_task_rescheduled(job.abandon)
-        return result
+        return trio.lowlevel.wait_task_rescheduled(job.abandon)
 
     def post(self, fn: Callable[[*Ts], object], *args: *Ts) -> None:
         """Queue `fn(*args)` without waiting. Its result is dropped; its error surfaces on the next `run`."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from onecopy.runtime.turn import Priority
 
@@ -131,11 +131,19 @@ def chunk_end(position: int, left: int, chunk: int) -> int:
     return min((position // chunk + 1) * chunk, position + left)
 
 
-def passed_after(view: View, done: Round) -> int:
-    """How often `view` was passed over in a row, once round `done` has run."""
-    if view.id in done.served:
-        return 0
-    return view.passed + (view.id in done.passed)
+class Passable(Protocol):
+    """Who can be passed over: a view, or the turn behind it."""
+
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def passed(self) -> int: ...
+
+
+def passed_after(who: Passable, done: Round) -> int:
+    """How often somebody was passed over in a row, once round `done` has run."""
+    return 0 if who.id in done.served else who.passed + (who.id in done.passed)
 
 
 class _Scene(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar, TypeVarTuple
 
 import trio
@@ -18,6 +18,13 @@ class Device(Protocol):
         """Runs `fn(*args)` after all earlier work and returns its result or raises its error.
 
         Raises first, instead of running, the error of a `post` that failed since the last `run`.
+        """
+        ...
+
+    def begin(self, fn: Callable[[*Ts], T], *args: *Ts) -> Awaitable[T]:
+        """As `run`, but queued where that can be: what the caller does until it awaits the answer costs nothing.
+
+        To be awaited once, by the task that began it, before that task waits for anything else.
         """
         ...
 
@@ -42,6 +49,9 @@ class InlineDevice:
             raise error
         self._runs += 1
         return fn(*args)
+
+    def begin(self, fn: Callable[[*Ts], T], *args: *Ts) -> Awaitable[T]:
+        return self.run(fn, *args)
 
     def post(self, fn: Callable[[*Ts], object], *args: *Ts) -> None:
         self._posts += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, TypeVarTuple
 
@@ -70,6 +70,9 @@ class SimDevice:
         self._advance(job)
         assert job.result is not None
         return job.result.unwrap()
+
+    def begin(self, fn: Callable[[*Ts], T], *args: *Ts) -> Awaitable[T]:
+        return self.run(fn, *args)
 
     def post(self, fn: Callable[[*Ts], object], *args: *Ts) -> None:
         self.posts += 1
