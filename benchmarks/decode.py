@@ -3,7 +3,7 @@
 Four ways to run the same weights take turns, a few rounds at a time, so that a busy machine is unfair to nobody:
 
 ours    the engine, exact arithmetic            mlx-lm  mlx-lm's generator on the same BLAS
-fast    the engine as `--fast` runs it          stock   mlx-lm's generator as pip installs it
+fast    the engine without that promise          stock   mlx-lm's generator as pip installs it
 
 Figures are tokens a second by the median round; ratios are ours over the other.
 """

@@ -87,7 +87,7 @@ class DeviceThread:
         self._check_open()
         job = _Job(fn, args, trio.lowlevel.current_task(), trio.lowlevel.current_trio_token())
         self._jobs.put(job)
-        return trio.lowlevel.wait_task_rescheduled(job.abandon)
+        return job.answer()
 
     def post(self, fn: Callable[[*Ts], object], *args: *Ts) -> None:
         """Queue `fn(*args)` without waiting. Its result is dropped; its error surfaces on the next `run`."""
@@ -168,7 +168,7 @@ def _end_streams() -> None:
 class _Job:
     """One call and who waits for it. `left` is written on the waiter's loop; the device thread only reads it."""
 
-    __slots__ = ("args", "fn", "left", "task", "token")
+    __slots__ = ("args", "awaited", "fn", "left", "task", "token")
 
     def __init__(
         self,
@@ -181,7 +181,11 @@ class _Job:
         self.args = args
         self.task = task
         self.token = token
-        self.left = False
+        self.left = self.awaited = False
+
+    async def answer(self) -> Any:
+        self.awaited = True
+        return await trio.lowlevel.wait_task_rescheduled(self.abandon)
 
     def abandon(self, _raise_cancel: Callable[[], Any]) -> trio.lowlevel.Abort:
         """The waiter is cancelled: it leaves at once."""
@@ -197,5 +201,6 @@ class _Job:
                 self.left = True
 
     def _wake(self, result: outcome.Outcome[Any]) -> None:
-        if not self.left and self.task is not None:
+        """A call that was begun and never awaited wakes nobody: its task waits for something else, or has ended."""
+        if self.awaited and not self.left and self.task is not None:
             trio.lowlevel.reschedule(self.task, result)

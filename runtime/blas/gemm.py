@@ -49,13 +49,11 @@ class Group:
 class Batch:
     """A call that computes all products of some groups; made once, run on other numbers each time."""
 
-    __slots__ = ("_arguments", "_kept", "_now", "count")
+    __slots__ = ("_arguments", "_kept")
 
     def __init__(self, groups: Sequence[Group]) -> None:
         if _entry is None:
             raise AssertionError("no OpenBLAS is in use")
-        self.count = sum(g.count for g in groups)
-        self._now: tuple[Addresses, ...] = ()
 
         def ints(*values: int) -> Any:
             return (ctypes.c_int * len(values))(*values)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -76,14 +75,14 @@ class SegmentBuffers:
         start: int,
         capacity: int,
         dtype: Callable[[RowTensor], Any],
-        streams: Sequence[Any] = (None,),
+        streams: Sequence[Any],
     ) -> None:
         """streams: that make the layers by turns."""
         self.start = start
         self.capacity = capacity
         self.layers: list[LayerBuffers] = []
         for layer, stream in zip(layout.layers, itertools.cycle(streams), strict=False):
-            with mx.stream(stream) if stream is not None else nullcontext():  # zeroing is as fast as one thread writes
+            with mx.stream(stream):  # zeroing is as fast as one thread writes
                 self.layers.append(LayerBuffers(layer, capacity, dtype))
 
     def flat(self) -> list[Array]:

@@ -67,8 +67,6 @@ class RowCache:
     def update_and_fetch(self, keys: Array, values: Array) -> tuple[Any, Any]:
         """Writes keys and values `[batch, kvh, length, d]` into the leaves; answers with itself, to be read."""
         k, v = (x.swapaxes(1, 2).flatten(0, 1).swapaxes(0, 1) for x in (keys, values))
-        if self.hosted:
-            mx.eval(k, v)
         if "kv" in self._arrays(self._now.writes[0].segment):
             self.write("kv", mx.concatenate([k, v], axis=0))
         else:

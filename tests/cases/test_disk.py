@@ -24,7 +24,7 @@ from onecopy.runtime.rows.layout import Layout
 from onecopy.runtime.store import cold_charge
 
 from tests.support.faults import FaultyDisk
-from tests.support.system import Reply, Whole, body, eventually, serving, system_text, user
+from tests.support.system import Reply, Whole, body, eventually, grown, serving, system_text, user
 
 BLOCK = 256
 ROW = 512
@@ -34,10 +34,6 @@ TEXT = "".join(random.Random(4).choices("abcdefghijklmnopqrstuvwxyz ,.", k=20 * 
 def about(blocks: float, seed: int = 0) -> list[dict[str, Any]]:
     """Messages of about so many blocks, other ones for each seed."""
     return [system_text(f"{seed} {TEXT[: int(blocks * BLOCK)]}"), user("go on")]
-
-
-def grown(messages: list[dict[str, Any]], reply: Reply, text: str) -> list[dict[str, Any]]:
-    return [*messages, {"role": "assistant", "content": reply.text}, user(text)]
 
 
 @pytest.fixture(autouse=True)

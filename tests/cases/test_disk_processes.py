@@ -15,7 +15,7 @@ from onecopy.runtime.seams import RealClock, RealDisk
 from onecopy.runtime.store import KEY_BYTES, RowsOnDisk
 
 from tests.support.children import Child, child, stopped
-from tests.support.system import CHAT, Reply, body, gather, system_text, user, write_tiny
+from tests.support.system import CHAT, Reply, body, gather, grown, system_text, user, write_tiny
 
 BLOCK = 256
 TEXT = "".join(random.Random(6).choices("abcdefghijklmnopqrstuvwxyz ,.", k=20 * BLOCK))
@@ -32,10 +32,6 @@ def store(tmp_path: Path) -> str:
 
 def about(blocks: float, seed: int = 0) -> list[dict[str, Any]]:
     return [system_text(f"{seed} {TEXT[: int(blocks * BLOCK)]}"), user("go on")]
-
-
-def grown(messages: list[dict[str, Any]], reply: Reply, text: str) -> list[dict[str, Any]]:
-    return [*messages, {"role": "assistant", "content": reply.text}, user(text)]
 
 
 async def same_as_cold(server: Child, wanted: dict[str, Any]) -> Reply:

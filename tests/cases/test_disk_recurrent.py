@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.system import Reply, Whole, body, eventually, serving, system_text, user, write_tiny
+from tests.support.system import Reply, Whole, body, eventually, grown, serving, system_text, user, write_tiny
 
 BLOCK = 256
 TEXT = "".join(random.Random(12).choices("abcdefghijklmnopqrstuvwxyz ,.", k=8 * BLOCK))
@@ -36,10 +36,6 @@ def store(tmp_path: Path) -> str:
 
 def about(blocks: float, seed: int = 0) -> list[dict[str, Any]]:
     return [system_text(f"{seed} {TEXT[: int(blocks * BLOCK)]}"), user("go on")]
-
-
-def grown(messages: list[dict[str, Any]], reply: Reply, text: str) -> list[dict[str, Any]]:
-    return [*messages, {"role": "assistant", "content": reply.text}, user(text)]
 
 
 async def saved(whole: Whole) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from onecopy.runtime.rows.layout import LayerLayout, Layout, RowTensor
 from onecopy.runtime.rows.segments import Segment
 from safetensors.numpy import load as load_image
 
-from tests.support.system import Reply, Whole, body, serving, system_text, user, write_tiny
+from tests.support.system import Reply, Whole, body, grown, serving, system_text, user, write_tiny
 
 BLOCK = 256
 TEXT = "".join(random.Random(8).choices("abcdefghijklmnopqrstuvwxyz ,.", k=8 * BLOCK))
@@ -24,10 +24,6 @@ TEXT = "".join(random.Random(8).choices("abcdefghijklmnopqrstuvwxyz ,.", k=8 * B
 
 def about(blocks: float, seed: int = 0) -> list[dict[str, Any]]:
     return [system_text(f"{seed} {TEXT[: int(blocks * BLOCK)]}"), user("go on")]
-
-
-def grown(messages: list[dict[str, Any]], reply: Reply, text: str) -> list[dict[str, Any]]:
-    return [*messages, {"role": "assistant", "content": reply.text}, user(text)]
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from onecopy.runtime.rows.transfer import read_rows
 
 from tests.support.qwen4_run import feed, fresh
 from tests.support.qwen4_tiny import write_served
-from tests.support.system import Reply, Whole, body, eventually, serving, system_text, user
+from tests.support.system import Whole, body, eventually, grown, serving, system_text, user
 
 BLOCK = 256
 TEXT = "".join(random.Random(12).choices("abcdefghijklmnopqrstuvwxyz ,.", k=8 * BLOCK))
@@ -52,10 +52,6 @@ def store(tmp_path: Path) -> str:
 
 def about(blocks: float, seed: int = 0) -> list[dict[str, Any]]:
     return [system_text(f"{seed} {TEXT[: int(blocks * BLOCK)]}"), user("go on")]
-
-
-def grown(messages: list[dict[str, Any]], reply: Reply, text: str) -> list[dict[str, Any]]:
-    return [*messages, {"role": "assistant", "content": reply.text}, user(text)]
 
 
 def greedy(model: Model, prompt: list[int], count: int) -> list[int]:

@@ -14,7 +14,7 @@ from onecopy.runtime import fidelity
 from onecopy.runtime.errors import ModelLoadError
 
 from tests.support.knowing import cheap_rounds, knowing
-from tests.support.system import Reply, Whole, body, serving, system_text, user, write_tiny
+from tests.support.system import Whole, body, grown, serving, system_text, user, write_tiny
 
 BLOCK = 256
 TEXT = "".join(random.Random(12).choices("abcdefghijklmnopqrstuvwxyz ,.", k=4 * BLOCK))
@@ -43,10 +43,6 @@ def store(tmp_path: Path) -> str:
 
 def about(blocks: float, seed: int = 0) -> list[dict[str, Any]]:
     return [system_text(f"{seed} {TEXT[: int(blocks * BLOCK)]}"), user("go on")]
-
-
-def grown(messages: list[dict[str, Any]], reply: Reply, text: str) -> list[dict[str, Any]]:
-    return [*messages, {"role": "assistant", "content": reply.text}, user(text)]
 
 
 async def details(whole: Whole) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 import trio
+import trio.testing
 from onecopy.runtime.device import DeviceThread, WrongThread, assert_device_thread
 from onecopy.runtime.errors import ActorStopped
 from onecopy.runtime.seams.device import Device, InlineDevice
@@ -48,6 +49,30 @@ def fail(error: BaseException) -> None:
 def test_the_device_thread_is_a_device() -> None:
     device: Device = DeviceThread()
     assert device.statistics()["runs"] == 0
+
+
+@pytest.mark.parametrize("kind", ["thread", "inline"])
+async def test_a_call_is_begun_in_one_step_and_answered_in_another(device: DeviceThread, kind: str) -> None:
+    at: Device = device if kind == "thread" else InlineDevice()
+    answer = at.begin(int, "7")
+    assert await answer == 7
+    with pytest.raises(ValueError, match="no"):
+        await at.begin(fail, ValueError("no"))
+
+
+async def test_a_begun_call_runs_while_its_task_does_something_else(device: DeviceThread) -> None:
+    ran = threading.Event()
+    answer = device.begin(ran.set)
+    assert ran.wait(30)  # nothing was awaited yet
+    await answer
+
+
+async def test_a_begun_call_that_is_never_awaited_wakes_nobody(device: DeviceThread) -> None:
+    forgotten: Any = device.begin(int, "1")
+    assert await device.run(int, "2") == 2
+    await trio.testing.wait_all_tasks_blocked()
+    forgotten.close()
+    assert await device.run(int, "3") == 3
 
 
 async def test_the_streams_of_a_device_thread_end_with_it_on_that_thread(monkeypatch: pytest.MonkeyPatch) -> None:

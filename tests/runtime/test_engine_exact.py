@@ -6,12 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onecopy.runtime.engine import Engine
 from onecopy.runtime.models.load import load
 from onecopy.runtime.rows.layout import BLOCK
-from onecopy.runtime.rows.ops import CopyRows
 
-from tests.support.engines import Logits, Talk, opened, together
+from tests.support.engines import Case, Talk, opened, together
 from tests.support.tiny import tiny
 
 WINDOWED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 100}
@@ -39,29 +37,10 @@ LENGTH = 2 * BLOCK + 90
 pytestmark = pytest.mark.filterwarnings("error")
 
 
-class Case:
-    """An engine, tokens, and the logits of all of them computed in one go."""
-
-    def __init__(self, engine: Engine, vocab: int, length: int) -> None:
-        self.engine = engine
-        self.tokens: list[int] = np.random.default_rng(5).integers(0, vocab, length).tolist()
-        self._talk = Talk(engine)
-        self.whole: Logits = self._talk.feed(self.tokens)
-
-    def at(self, position: int) -> Talk:
-        """A new conversation of the first `position` tokens."""
-        talk = Talk(self.engine)
-        self.engine.pool.apply((CopyRows(self._talk.leaf, talk.leaf, 0, position),))
-        talk.position = position
-        return talk
-
-
 @pytest.fixture(scope="module", params=MODELS)
 def case(request: pytest.FixtureRequest) -> Case:
     kind, config = MODELS[request.param]
-    engine = opened(tiny(kind, **config))
-    assert engine.exactness == ("exact", ())
-    return Case(engine, 128, LENGTH)
+    return Case(opened(tiny(kind, **config)), 128, LENGTH)
 
 
 @pytest.mark.parametrize("width", range(1, 17))

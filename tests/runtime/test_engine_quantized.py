@@ -8,14 +8,13 @@ from unittest import mock
 import mlx.core as mx
 import numpy as np
 import pytest
-from onecopy.runtime.engine import Engine
 from onecopy.runtime.models.load import load
 from onecopy.runtime.rows import quantized
 from onecopy.runtime.rows.layout import BLOCK
-from onecopy.runtime.rows.ops import CopyRows, ResizeLayer
+from onecopy.runtime.rows.ops import ResizeLayer
 from onecopy.runtime.rows.transfer import fill, read_rows, row_slots, write_rows
 
-from tests.support.engines import Logits, Talk, opened, together
+from tests.support.engines import Case, Talk, opened, together
 from tests.support.tiny import tiny
 from tests.support.zoo import SERVED
 
@@ -33,27 +32,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 LENGTH = BLOCK + 100
 
 
-class Case:
-    """An engine on quantized rows, tokens, and the logits of all of them computed in one go."""
-
-    def __init__(self, engine: Engine, vocab: int = 128, length: int = LENGTH) -> None:
-        assert engine.exactness == ("exact", ())
-        self.engine = engine
-        self.tokens: list[int] = np.random.default_rng(5).integers(0, vocab, length).tolist()
-        self.talk = Talk(engine)
-        self.whole: Logits = self.talk.feed(self.tokens)
-
-    def at(self, position: int) -> Talk:
-        """A new conversation of the first `position` tokens."""
-        talk = Talk(self.engine)
-        self.engine.pool.apply((CopyRows(self.talk.leaf, talk.leaf, 0, position),))
-        talk.position = position
-        return talk
-
-
 def case_of(kind: str, bits: int) -> Case:
     family, config = MODELS[kind]
-    return Case(opened(tiny(family, **config), kv_bits=bits))
+    return Case(opened(tiny(family, **config), kv_bits=bits), 128, LENGTH)
 
 
 @pytest.fixture(scope="module", params=[(kind, 8) for kind in MODELS] + [("groups of 64", 4), ("groups of 32", 4)])

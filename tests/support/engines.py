@@ -83,3 +83,21 @@ def together(work: Sequence[tuple[Talk, Sequence[int]]]) -> list[Logits]:
         talk.position += len(tokens)
     ends = np.cumsum([len(tokens) for _, tokens in work])
     return np.split(np.array(logits), ends[:-1])
+
+
+class Case:
+    """An engine, tokens, and the logits of all of them computed in one go."""
+
+    def __init__(self, engine: Engine, vocab: int, length: int) -> None:
+        assert engine.exactness == ("exact", ())
+        self.engine = engine
+        self.tokens: list[int] = np.random.default_rng(5).integers(0, vocab, length).tolist()
+        self.talk = Talk(engine)
+        self.whole: Logits = self.talk.feed(self.tokens)
+
+    def at(self, position: int) -> Talk:
+        """A new conversation of the first `position` tokens."""
+        talk = Talk(self.engine)
+        self.engine.pool.apply((CopyRows(self.talk.leaf, talk.leaf, 0, position),))
+        talk.position = position
+        return talk

@@ -241,6 +241,11 @@ async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
             await trio.sleep(0.002)
 
 
+def grown(messages: list[dict[str, Any]], reply: Reply, text: str) -> list[dict[str, Any]]:
+    """The conversation after a reply, with the next question."""
+    return [*messages, {"role": "assistant", "content": reply.text}, user(text)]
+
+
 def differing(text: str, at: int) -> str:
     """The same text with another character at `at`."""
     return text[:at] + ("#" if text[at] != "#" else "$") + text[at + 1 :]
