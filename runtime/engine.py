@@ -23,6 +23,7 @@ from .numerics.prepare import linear_shapes, prepare
 from .numerics.probe import Numerics, plain, probe
 from .rows.buffers import Pool
 from .rows.caches import install_attention
+from .rows.fused import fused_rows
 from .rows.layout import Layout
 from .rows.ops import SaveAnchor
 from .rows.plan import Strip
@@ -87,7 +88,8 @@ class Engine:
         install_blocks()
         rows = model_rows(loaded.model, loaded.id)
         body, heads = linear_shapes(loaded.model)
-        numerics = plain("chosen by --fast") if fast else probe(body, heads, rows.attention)
+        fused = fused_rows(rows.attention, rows.attended, any(layer.window for layer in rows.layout.layers))
+        numerics = plain("chosen by --fast", fused) if fast else probe(body, heads, rows.attention, fused)
         kept = rows if kv_bits is None else quantized_rows(rows, kv_bits, loaded.id)
         engine = cls(loaded.model, kept, numerics, context, drafter)
         own = engine.pool if kv_bits is None else Pool(rows.layout, rows.dtype, rows.states)

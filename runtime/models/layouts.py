@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from onecopy.runtime.errors import ModelLoadError
-from onecopy.runtime.rows.layout import Kind, LayerLayout, Layout, RowTensor
+from onecopy.runtime.rows.layout import ATTENDED, Kind, LayerLayout, Layout, RowTensor
 from onecopy.runtime.rows.states import Specs, StateSpec
 
 Array = Any
@@ -43,6 +43,11 @@ class ModelRows:
 
     def dtype(self, tensor: RowTensor) -> Any:
         return self.dtypes[tensor]
+
+    @property
+    def attended(self) -> set[Any]:
+        """The types of rows that are attended to as they are kept."""
+        return {self.dtypes[t] for layer in self.layout.layers if layer.kind in ATTENDED for t in layer.rows}
 
 
 def model_rows(model: nn.Module, name: str) -> ModelRows:

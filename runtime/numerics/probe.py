@@ -42,6 +42,9 @@ TALL = 64
 PARTS = (64, 128, BLOCK)
 """Keys that may be read of a tile only begun, fewest first."""
 
+LONG = 3 * SHORT
+"""Rows of a strip that goes by tiles: no arrangement takes so many in the way it takes few."""
+
 WIDE = 8192
 """Outputs checked at every height; a wider head is checked whole at two heights, to keep start-up short."""
 
@@ -69,15 +72,25 @@ class Numerics:
         return self.linears.get((outputs, inputs, head), self.otherwise)
 
 
-def plain(reason: str) -> Numerics:
-    """What is fastest, with nothing promised: few rows in pieces where OpenBLAS takes those, others as they come."""
-    return Numerics({}, RowTile(), False, (reason,), CUTS[0] if ready() and on_host() else PLAIN)
+def plain(reason: str, fused: int = 0) -> Numerics:
+    """What is fastest, with nothing promised: few rows in pieces where OpenBLAS takes those, others as they come.
+
+    fused: rows of a strip that a fused kernel takes at most (`fused_rows`).
+    """
+    tile, otherwise = RowTile(fused=fused), CUTS[0] if ready() and on_host() else PLAIN
+    return Numerics({}, tile, False, (reason,), otherwise)
 
 
 def probe(
-    body: Iterable[tuple[int, int]], heads: Iterable[tuple[int, int]], attention: Iterable[tuple[int, int, int, int]]
+    body: Iterable[tuple[int, int]],
+    heads: Iterable[tuple[int, int]],
+    attention: Iterable[tuple[int, int, int, int]],
+    fused: int = 0,
 ) -> Numerics:
-    """Checks linears of `(outputs, inputs)` and attention of `(kv heads, query group, key width, value width)`."""
+    """Checks linears of `(outputs, inputs)` and attention of `(kv heads, query group, key width, value width)`.
+
+    fused: rows of a strip that a fused kernel takes at most; it is used where it gives the bits of tiles.
+    """
     linears: dict[tuple[int, int, bool], Way] = {}
     reasons: list[str] = []
     for shapes, head in ((sorted(body), False), (sorted(heads), True)):
@@ -86,7 +99,10 @@ def probe(
             if found is None:
                 reasons.append(f"linear {outputs}x{inputs}: no arrangement is exact")
             linears[outputs, inputs, head] = found or PLAIN
-    tile = exact_tile(tuple(sorted(attention)))
+    kept = tuple(sorted(attention))
+    tile = exact_tile(kept)
+    if tile is not None and fused_is_exact(kept, tile, fused):
+        tile = replace(tile, fused=fused)
     if tile is None:
         reasons.append("attention: no row tile is exact")
     return Numerics(linears, tile or RowTile(), not reasons, tuple(reasons))
@@ -205,10 +221,17 @@ def attention_is_exact(kvh: int, group: int, width: int, value_width: int, tile:
 
 def hosted_is_exact(shapes: Iterable[tuple[int, int, int, int]], tile: RowTile) -> bool:
     """Whether short strips, computed where their rows lie, get the bits of a long one; False where they cannot be."""
-    return ready() and on_host() and all(_hosted_as_long(*shape, tile) for shape in shapes)
+    return ready() and on_host() and all(_short_as_long(*shape, tile) for shape in shapes)
 
 
-def _hosted_as_long(kvh: int, group: int, width: int, value_width: int, tile: RowTile) -> bool:
+def fused_is_exact(shapes: Iterable[tuple[int, int, int, int]], tile: RowTile, fused: int) -> bool:
+    """Whether strips of so many rows get from a fused kernel the bits of tiles, short ones and long; False for 0."""
+    taken = replace(tile, hosted=False, fused=fused)
+    return fused > 0 and all(_short_as_long(*shape, taken) for shape in shapes)
+
+
+def _short_as_long(kvh: int, group: int, width: int, value_width: int, tile: RowTile) -> bool:
+    """Whether strips that `tile` computes, and one of many rows too, get the bits of one that goes by tiles."""
     layer = LayerLayout("attention", (RowTensor("k", kvh, width), RowTensor("v", kvh, value_width)))
     pool, cache, at = Pool(Layout((layer,))), RowCache(0, None), BLOCK + 90
     pool.apply((Allocate(1, 0, 2 * BLOCK),))
@@ -216,16 +239,22 @@ def _hosted_as_long(kvh: int, group: int, width: int, value_width: int, tile: Ro
         rows = _values(2 * BLOCK, kvh * tensor.width).reshape(kvh, 2 * BLOCK, tensor.width)
         pool.segments[1].layers[0].write(tensor.name, 0, rows)
     mx.eval(pool.segments[1].flat())
-    queries = _values(3 * SHORT, kvh * group * width).reshape(3 * SHORT, kvh * group, width) / math.sqrt(width)
+    queries = _values(LONG, kvh * group * width).reshape(LONG, kvh * group, width) / math.sqrt(width)
 
-    def run(*strips: tuple[int, int]) -> Any:
+    def run(tile: RowTile, *strips: tuple[int, int]) -> Any:
         made = [Strip(Chain((Link(1, 0, at + a),), 2 * BLOCK), at + a, (0,) * (b - a)) for a, b in strips]
         cache.round = RoundRows(made, pool, tile, (mx.default_stream(mx.default_device()),))
         return np.array(cache.attend(mx.concatenate([queries[a:b] for a, b in strips])))
 
-    whole = run((0, 3 * SHORT))
-    tried = [((0, 1),), ((5, 5 + SHORT),), ((1, 2), (3, 6), (20, 30)), tuple((i, i + 1) for i in range(9))]
-    return all(np.array_equal(run(*strips), np.concatenate([whole[a:b] for a, b in strips])) for strips in tried)
+    whole = run(replace(tile, fused=0), (0, LONG))
+    tried = [
+        ((0, 1),),
+        ((5, 5 + SHORT),),
+        ((1, 2), (3, 6), (20, 30)),
+        tuple((i, i + 1) for i in range(9)),
+        ((0, LONG),),
+    ]
+    return all(np.array_equal(run(tile, *strips), np.concatenate([whole[a:b] for a, b in strips])) for strips in tried)
 
 
 def _values(rows: int, width: int) -> Array:

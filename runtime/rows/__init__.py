@@ -9,6 +9,7 @@ laws                          conservation laws of the books, for audits
 buffers, states, transfer     MLX buffers of segments and their recurrent states; rows to and from disk; device thread
 plan, caches                  what one round reads and writes; the cache objects that mlx-lm models see; device thread
 attention, indexed            attention over chains in tiles fixed by absolute position, or over selected rows; device
+fused                         attention of one strip over one segment by MLX's fused kernel; device thread
 weights, hosted               softmax weights; attention of short strips on a CPU, by addresses; device thread
 quantized                     rows kept as small integers, and products that read them; device thread
 """

@@ -41,13 +41,15 @@ class RowTile:
     """How query rows are laid out in the two products: queries by keys, and weights by values.
 
     part: of a tile that a strip has only begun, this many keys or a multiple are read instead of all.
-    hosted: short strips may be computed as `HostSheet` does, where that is possible.
+    hosted: short strips may be computed as `HostSheet` does, where that is possible. fused: strips of at most so many
+    rows whose rows lie in one segment are taken by MLX's fused kernel.
     """
 
     scores: Arrangement = PLAIN
     mix: Arrangement = PLAIN
     part: int = BLOCK
     hosted: bool = True
+    fused: int = 0
 
     def kept(self, rows: int) -> int:
         """Rows of weights for `rows` query rows. At least 2: a sum over tiles of single numbers has another order."""

@@ -15,14 +15,11 @@ import mlx.core as mx
 import numpy as np
 from onecopy.runtime.numerics.exponential import on_host
 
-from .layout import LayerLayout, Layout, RowTensor
+from .layout import ATTENDED, LayerLayout, Layout, RowTensor
 from .ops import Allocate, Chain, CopyRows, Drop, DropAnchor, LoadAnchor, ResizeLayer, RowOp, SaveAnchor, Trim
 from .states import Specs, State, fresh
 
 Array = Any
-
-KINDS = frozenset({"attention", "window"})
-"""Of layers whose rows are attended to as they are kept."""
 
 
 def put(buffer: Array, at: int, rows: Array) -> None:
@@ -102,7 +99,7 @@ class Pool:
     """Segment buffers and anchors by id, and the orders that change them. Device thread only.
 
     states: per layer, the specs of its recurrent arrays; empty when no layer has any.
-    floats: rows that are attended to as they are kept are float32.
+    floats: rows that are attended to as they are kept are float32. packed: some rows are quantized.
     """
 
     def __init__(
@@ -114,7 +111,10 @@ class Pool:
         self.layout = layout
         self.segments: dict[int, SegmentBuffers] = {}
         self.anchors: dict[int, tuple[State | None, ...]] = {}
-        self.floats = all(dtype(t) == mx.float32 for layer in layout.layers if layer.kind in KINDS for t in layer.rows)
+        self.floats = all(
+            dtype(t) == mx.float32 for layer in layout.layers if layer.kind in ATTENDED for t in layer.rows
+        )
+        self.packed = any(layer.bits is not None for layer in layout.layers)
         self._dtype = dtype
         self._states = tuple(states)
 

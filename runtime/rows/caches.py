@@ -18,6 +18,7 @@ from onecopy.runtime.blas.gemm import address
 from onecopy.runtime.numerics.exponential import seen
 
 from .attention import Attending, Even, Tiles, attend, attend_all, attend_even, attend_sheet, view
+from .fused import attend_whole
 from .hosted import HostSheet, Kept, Widths
 from .layout import BLOCK
 from .plan import RoundRows, Strip, Unit
@@ -159,11 +160,12 @@ class RowCache:
             q = queries.reshape(rows, kvh, group, width).swapaxes(0, 1).reshape(kvh, 1, rows * group, width)
         extra = None if sinks is None else mx.tile(sinks.reshape(kvh, group), (1, rows))
         reading = now.reading(self.window, group, kvh)
+        whole = [u for u in reading.units if u.whole is not None]
         begun = []
-        for i, unit in enumerate(reading.units):
+        for i, unit in enumerate(reading.units[len(whole) :]):
             where = mx.stream(now.lanes[i % len(now.lanes)]) if i else HERE
             begun.append((where, self._attend(unit, group, kvh, q, extra)))
-        out = attend_all(begun)
+        out = [*(self._at_once(u, kvh, queries, sinks) for u in whole), *attend_all(begun)]
         joined = out[0] if len(out) == 1 else mx.concatenate(out, axis=2)
         if rows == 1:
             return joined.reshape(1, -1)
@@ -185,6 +187,15 @@ class RowCache:
         if isinstance(unit.sheet, Even):
             return (yield from attend_even(queries, by_group, unit.sheet, tile, sinks))
         return (yield from attend_sheet(queries.squeeze(1), by_group, unit.sheet, tile, sinks))[:, None]
+
+    def _at_once(self, unit: Unit, kvh: int, queries: Array, sinks: Array | None) -> Array:
+        """`[kvh, 1, rows * group, dv]` of a unit that one fused kernel computes."""
+        assert unit.whole is not None
+        (bound,), read = unit.bounds, slice(unit.whole.first, unit.whole.last)
+        arrays = self._arrays(unit.whole.segment)
+        both = arrays.get("kv")
+        keys, values = (arrays["k"], arrays["v"]) if both is None else (both[:kvh], both[kvh:])
+        return attend_whole(queries[slice(*bound)], keys[:, read], values[:, read], unit.whole.mask, sinks)
 
     def _arrays(self, segment: int) -> dict[str, Array]:
         return self._now.pool.segments[segment].layers[self.layer].arrays

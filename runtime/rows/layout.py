@@ -13,6 +13,9 @@ BLOCK = 256
 
 Kind = Literal["attention", "window", "qsa", "recurrent"]
 
+ATTENDED: frozenset[Kind] = frozenset({"attention", "window"})
+"""Of layers whose rows are attended to as they are kept."""
+
 
 def blocks_for(rows: int) -> int:
     """Blocks needed for that many rows."""

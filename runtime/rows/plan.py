@@ -13,6 +13,7 @@ from onecopy.runtime.numerics.exponential import on_host
 
 from .attention import Even, EvenGroup, Group, Product, RowTile, Sheet
 from .buffers import Pool
+from .fused import Whole, mask_of
 from .layout import BLOCK, round_up
 from .ops import Chain
 
@@ -76,17 +77,21 @@ class Span:
 class Unit:
     """Query rows `bounds` of the flat batch, in parts `[start, stop)`, that attend together.
 
-    sheet: what short strips read. spans: what the rows of one strip read, when there is no sheet.
+    sheet: what short strips read. whole: what one strip reads at once. spans: what its rows read otherwise.
     """
 
     bounds: tuple[tuple[int, int], ...]
     sheet: Sheet | Even | None = None
     spans: tuple[Span, ...] = ()
+    whole: Whole | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How layers of one kind read: units, whose rows follow each other; `back` is the flat order again, or None."""
+    """How layers of one kind read: units, `whole` ones first, whose rows follow each other.
+
+    back: the flat order again, or None.
+    """
 
     units: tuple[Unit, ...]
     back: Array | None
@@ -152,15 +157,29 @@ class RoundRows:
         return unit.sheet
 
     def _read(self, window: int | None, group: int, heads: int) -> Reading:
-        short = [i for i, s in enumerate(self.strips) if len(s.tokens) <= SHORT]
+        whole = {i: found for i in range(len(self.strips)) if (found := self._whole(i, window)) is not None}
+        short = [i for i, s in enumerate(self.strips) if len(s.tokens) <= SHORT and i not in whole]
         if len(short) < 2 and not self.hosted:
             short = []
-        units = [self._sheet(short, window, group)] if short else []
+        units = [Unit((self.bounds[i],), whole=found) for i, found in whole.items()]
+        units += [self._sheet(short, window, group)] if short else []
         for i in range(len(self.strips)):
-            if i not in short:
+            if i not in whole and i not in short:
                 units += self._pieces(i, window, group, heads)
         order = [row for unit in units for bound in unit.bounds for row in range(*bound)]
         return Reading(tuple(units), None if order == sorted(order) else mx.array(np.argsort(order)))
+
+    def _whole(self, strip: int, window: int | None) -> Whole | None:
+        """What a strip reads, if a fused kernel takes it and its rows lie in one segment."""
+        s = self.strips[strip]
+        if self.hosted or self.pool.packed or len(s.tokens) > self.tile.fused:
+            return None
+        queries = self.seen_by(s)
+        first = 0 if window is None else max(0, int(queries[0]) - window + 1)
+        if any(first < link.stop for link in s.chain.links[:-1]):
+            return None
+        origin = self.pool.segments[s.chain.leaf].start
+        return Whole(s.chain.leaf, first - origin, s.end - origin, mask_of(queries, first, s.end, window))
 
     def _sheet(self, strips: Sequence[int], window: int | None, group: int) -> Unit:
         alike = None if self.hosted else EvenMaker(self, window, group).make([self.strips[i] for i in strips])

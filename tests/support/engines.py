@@ -88,8 +88,8 @@ def together(work: Sequence[tuple[Talk, Sequence[int]]]) -> list[Logits]:
 class Case:
     """An engine, tokens, and the logits of all of them computed in one go."""
 
-    def __init__(self, engine: Engine, vocab: int, length: int) -> None:
-        assert engine.exactness == ("exact", ())
+    def __init__(self, engine: Engine, vocab: int, length: int, exact: bool = True) -> None:
+        assert (engine.exactness == ("exact", ())) is exact
         self.engine = engine
         self.tokens: list[int] = np.random.default_rng(5).integers(0, vocab, length).tolist()
         self.talk = Talk(engine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -11,6 +12,9 @@ from onecopy.runtime.blas.gemm import ready
 from onecopy.runtime.numerics import probe as checks
 from onecopy.runtime.numerics.arrange import CUTS, PLAIN, Arrangement
 from onecopy.runtime.numerics.probe import exact_linear, exact_tile, linear_is_exact, plain, probe
+from onecopy.runtime.rows import caches
+from onecopy.runtime.rows.fused import ANY
+from onecopy.runtime.rows.plan import RoundRows
 
 SHAPES = [(96, 64), (960, 576), (3072, 576)]
 
@@ -73,3 +77,38 @@ def test_without_the_check_nothing_is_promised() -> None:
     assert (found.exact, found.reasons) == (False, ("chosen by --fast",))
     assert found.choose(5, 5, True) == (CUTS[0] if ready() else PLAIN)
     assert str(found.choose(5, 5, True)) in found.mode
+
+
+def test_a_fused_kernel_with_other_bits_is_not_taken_and_costs_no_exactness() -> None:
+    found = probe([], [], [(2, 2, 16, 16)], ANY)
+    assert found.exact
+    assert found.tile.fused == 0
+
+
+def test_a_fused_kernel_with_the_bits_of_tiles_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(caches.RowCache, "_at_once", _by_tiles)
+    found = probe([], [], [(2, 2, 16, 16)], ANY)
+    assert found.exact
+    assert found.tile.fused == ANY
+
+
+def _by_tiles(self: Any, unit: Any, kvh: int, queries: Any, sinks: Any) -> Any:
+    """A kernel that computes one strip as tiles do."""
+    now = self.round
+    strip = next(s for s, bound in zip(now.strips, now.bounds, strict=True) if bound == unit.bounds[0])
+    self.round = RoundRows([strip], now.pool, replace(now.tile, fused=0), now.lanes)
+    try:
+        out = self.attend(queries[slice(*unit.bounds[0])])
+    finally:
+        self.round = now
+    rows = len(strip.tokens)
+    return (
+        out.reshape(rows, kvh, queries.shape[1] // kvh, -1)
+        .swapaxes(0, 1)
+        .reshape(kvh, 1, -1, out.shape[1] // queries.shape[1])
+    )
+
+
+def test_without_the_check_a_fused_kernel_is_taken_as_it_is() -> None:
+    assert plain("chosen by --fast", 8).tile.fused == 8
+    assert "fused=8" in plain("chosen by --fast", 8).mode
