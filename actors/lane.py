@@ -31,7 +31,7 @@ class Rounds(Protocol):
 
     def run(self, strips: Sequence[Strip], wants: Sequence[Want]) -> Any:
         """Runs one forward; `.picks` holds, for each strip in order, the picks of its wanted rows, `.drafts` what the
-        device proposes to follow them."""
+        device proposes to follow them, `.compiled` whether a kept graph ran it."""
 
     def accept(self, kept: Sequence[tuple[Strip, int]]) -> None:
         """Of these strips of the last round only so many tokens stay: puts recurrent states right."""
@@ -64,7 +64,7 @@ class Lane(Actor):
         self._news: list[tuple[Running, Any]] = []
         self._written: tuple[tuple[int, tuple[int, ...]], ...] = ()
         self._costs = Costs(decode_ms=50.0, chunk_ms=500.0)
-        self._rounds = self._tokens = self._prefilled = self._drafted = self._accepted = 0
+        self._rounds = self._compiled = self._tokens = self._prefilled = self._drafted = self._accepted = 0
 
     async def start(self) -> None:
         self._bank.tell(LaneLost())
@@ -142,9 +142,9 @@ class Lane(Actor):
         running = self._device.begin(self._engine.run, [s for s, _ in work], [w for _, ws in work for w in ws])
         self._announce()
         result = await running
-        brought = [t.decoded(picks) for (t, _), picks in zip(decoding, result.picks, strict=False)]
+        brought = [t.decoded(picks, result.compiled) for (t, _), picks in zip(decoding, result.picks, strict=False)]
         await self._keep([(strip, len(b.rows)) for (_, (strip, _)), b in zip(decoding, brought, strict=True)])
-        self._measure(now, self._clock.now() - begun)
+        self._measure(now, self._clock.now() - begun, result.compiled)
         self._pass_over(now)
         for (turn, _), tokens in zip(decoding, result.drafts, strict=False):
             turn.offer(tokens)
@@ -189,7 +189,7 @@ class Lane(Actor):
         self._tokens += len(brought.picks)
         if brought.end is not None:
             self._turns.pop(turn.id, None)
-        told = Produced(brought.picks, brought.end, None, turn.rounds, turn.drafted, turn.accepted)
+        told = Produced(brought.picks, brought.end, None, turn.rounds, turn.drafted, turn.accepted, turn.compiled)
         self._news.append((turn, told))
 
     def _tell(self, turn: Running, message: Any) -> None:
@@ -200,9 +200,10 @@ class Lane(Actor):
 
     # --- numbers
 
-    def _measure(self, now: Round, seconds: float) -> None:
+    def _measure(self, now: Round, seconds: float, compiled: bool) -> None:
         """Costs move slowly, so that one slow round does not change who is served next."""
         self._rounds += 1
+        self._compiled += compiled
         if now.decode and not now.chunk:
             ms = self._costs.decode_ms + (seconds * 1e3 - self._costs.decode_ms) / 8
             self._costs = Costs(ms, self._costs.chunk_ms)
@@ -223,12 +224,14 @@ class Lane(Actor):
         self._turns.clear()
 
     def statistics(self) -> dict[str, Any]:
-        """running turns, rounds, tokens delivered, rows prefilled, drafts, and the costs the planner uses (ms)."""
+        """running turns, rounds, those that a kept graph ran, tokens delivered, rows prefilled, drafts, and the costs
+        that the planner uses (ms)."""
         return {
             **super().statistics(),
             "running": len(self._turns),
             "paused": sum(t.paused for t in self._turns.values()),
             "rounds": self._rounds,
+            "compiled": self._compiled,
             "tokens": self._tokens,
             "prefilled": self._prefilled,
             "drafted": self._drafted,

@@ -58,6 +58,7 @@ class Running:
     unread: int = 0
     drafted: int = 0
     accepted: int = 0
+    compiled: int = 0
     first: int = 0
 
     @classmethod
@@ -172,9 +173,10 @@ class Running:
         kept, end = self._deliver(picks)
         return Brought(strip.tokens, kept, end)
 
-    def decoded(self, picks: Sequence[Pick]) -> Brought:
+    def decoded(self, picks: Sequence[Pick], compiled: bool = False) -> Brought:
         """After a decode: keeps the drafts that equal the picks and delivers what the picks say."""
         self.rounds += 1
+        self.compiled += compiled
         drafted, verdict = len(self.proposal), verify(self.proposal, [p.token for p in picks])
         kept, end = self._deliver(picks[: len(verdict.tokens)])
         accepted = min(verdict.kept, len(kept))

@@ -258,6 +258,7 @@ class Session(Actor):
             rounds=last.rounds,
             drafted=last.drafted,
             accepted=last.accepted,
+            compiled=last.compiled,
             exact=self._work.exact,
         )
 

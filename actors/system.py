@@ -209,6 +209,7 @@ class System:
                 "exactness_reasons": list(reasons),
                 "text": self._loaded.text,
                 "drafters": list(self._drafting.drafters),
+                "compiled_rounds": self._engine.eager or True,
                 "round_costs": [round(cost, 2) for cost in self._drafting.widths],
             },
         )
@@ -404,6 +405,7 @@ def _load(options: Options, clock: Clock) -> tuple[Loaded, Engine]:
     engine = Engine.open(loaded, context=context, stopwatch=clock.now, drafter=drafter, kv_bits=kv_bits)
     if engine.fidelity is not None:
         LOG.info("%s keeps quantized rows: %s", loaded.id, engine.fidelity)
+    LOG.info("rounds are %s", "compiled" if engine.eager is None else f"not compiled: {engine.eager}")
     return loaded, engine
 
 

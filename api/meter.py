@@ -121,6 +121,7 @@ def _amounts(end: Finished) -> dict[str, int]:
         "bytes_copied": receipt.bytes_copied,
         "bytes_written": receipt.bytes_written,
         "rounds": receipt.rounds,
+        "compiled_rounds": receipt.compiled,
         "draft_tokens": receipt.drafted,
         "accepted_tokens": receipt.accepted,
     }

@@ -26,6 +26,7 @@ COUNTERS = {
     "onecopy_bytes_copied_total": "bytes_copied",
     "onecopy_bytes_written_total": "bytes_written",
     "onecopy_rounds_total": "rounds",
+    "onecopy_compiled_rounds_total": "compiled_rounds",
     "onecopy_reasoning_tokens_total": "reasoning_tokens",
 }
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
+from .compiled import BUCKET, CompiledRounds, why_not
 from .decode.drafts import verify
 from .decode.sampling import pick
 from .decode.want import Pick, Want
@@ -19,6 +20,7 @@ from .models.layouts import ModelRows, model_rows
 from .models.loaded import Loaded
 from .models.quantizable import quantized_rows
 from .numerics.blocks import install_blocks, install_swiglu
+from .numerics.exponential import on_host
 from .numerics.prepare import linear_shapes, prepare
 from .numerics.probe import Numerics, plain, probe
 from .rows.buffers import Pool
@@ -37,10 +39,11 @@ Exactness = tuple[Literal["exact", "not exact"], tuple[str, ...]]
 @dataclass(frozen=True, slots=True)
 class RoundResult:
     """What a round found, for each strip in order: the picks of its wanted rows, and what the device proposes to follow
-    the newest token that stays."""
+    the newest token that stays. compiled: a kept graph ran it."""
 
     picks: tuple[tuple[Pick, ...], ...]
     drafts: tuple[tuple[int, ...], ...] = ()
+    compiled: bool = False
 
 
 class Engine:
@@ -60,6 +63,7 @@ class Engine:
         tap = None if drafter is None else drafter.features
         self._forward = Forward(model, rows.layout, rows.tree, rows.states, shape, tap)
         self._rows = HeadRows(self.pool, numerics.tile, more, len(rows.layout.layers))
+        self._compiled: CompiledRounds | None = None
         self._before: dict[int, list[State | None]] = {}
         self._reasons = numerics.reasons
 
@@ -96,6 +100,7 @@ class Engine:
         found = Trial(engine._forward, own, numerics.tile).run(loaded.id, rows.logits)
         if kv_bits is not None:
             found += engine._quantized(loaded, own, sample(loaded, rows.logits.shape[-1], context))
+        engine._compile(kept.layout)
         engine._reasons = (*numerics.reasons, *rows.reasons, *dict.fromkeys(found))
         engine.opened_s = stopwatch() - begun
         return engine
@@ -106,13 +111,25 @@ class Engine:
         self.fidelity = check(loaded.id, self._forward, own, self.pool, tile, tokens)
         return Trial(self._forward, self.pool, tile).exactness(loaded.id)
 
+    def _compile(self, layout: Layout) -> None:
+        """Compiles rounds from here on where a trial shows that it changes nothing. layout: of the model's layers."""
+        self.eager = why_not(layout, on_host())
+        if self.eager is None:
+            made = CompiledRounds(self._forward, self.pool, self._numerics.tile, len(layout.layers))
+            self.eager = made.tried()
+            if self.eager is None:
+                self._compiled, self.fixed_rows = made, BUCKET
+
     opened_s: float = 0.0
 
     fidelity: Fidelity | None = None
     """What quantized rows do to the model's output; None where rows are as the model computes them."""
 
     fixed_rows: int = 0
-    """Rows in multiples of which a compiled verify wants the leaves that it writes; 0 when it runs at any size."""
+    """Rows in multiples of which compiled rounds want the leaves that they write; 0 where every round runs eagerly."""
+
+    eager: str | None = "not opened"
+    """Why rounds are not compiled; None where they are, in leaves of whole `fixed_rows`."""
 
     @property
     def layout(self) -> Layout:
@@ -137,15 +154,18 @@ class Engine:
         """
         if sum(s.wanted for s in strips) != len(wants):
             raise AssertionError("one want for each wanted row")
-        logits = self.forward(strips)
+        logits, compiled = self.forward(strips), self._takes(strips)
         if not wants:
             self._settle_round(strips)
             return self._drafted(RoundResult(((),) * len(strips)), strips, wants)
         picked = pick(logits.astype(mx.float32), wants)
         self._settle_round(strips, *picked.arrays)
         picks = iter(picked.resolve())
-        found = RoundResult(tuple(tuple(next(picks) for _ in range(s.wanted)) for s in strips))
-        return self._drafted(found, strips, wants)
+        found = tuple(tuple(next(picks) for _ in range(s.wanted)) for s in strips)
+        return self._drafted(RoundResult(found, (), compiled), strips, wants)
+
+    def _takes(self, strips: Sequence[Strip]) -> bool:
+        return self._compiled is not None and self._compiled.takes(strips)
 
     def _drafted(self, found: RoundResult, strips: Sequence[Strip], wants: Sequence[Want]) -> RoundResult:
         """The round with what the device's drafter proposes, which follows every row of every strip."""
@@ -184,6 +204,8 @@ class Engine:
 
     def forward(self, strips: Sequence[Strip]) -> Array:
         """Lazy logits `[wanted rows, vocab]` of the strips' wanted rows in order; evaluate with `settle`."""
+        if self._compiled is not None and self._takes(strips):
+            return self._compiled(strips[0])
         if self._forward.recurrent:
             verified = [s for s in strips if s.wanted > 1]
             self._before = {s.chain.leaf: [layer.state for layer in self._leaf(s).layers] for s in verified}

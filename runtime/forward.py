@@ -55,6 +55,11 @@ class Forward:
     def recurrent(self) -> bool:
         return bool(self._states)
 
+    @property
+    def shows(self) -> bool:
+        """Whether a round shows something to a drafter."""
+        return self._tap is not None
+
     def __call__(self, strips: Sequence[Strip], pool: Pool, tile: RowTile) -> Array:
         """Lazy logits `[wanted rows, vocab]`, strips and rows in order (one meaningless row if none is wanted).
 
@@ -88,10 +93,27 @@ class Forward:
     def _call(self, strips: Sequence[Strip], pool: Pool, tile: RowTile, length: int) -> Array:
         now = RoundRows(strips, pool, tile, pool.streams)
         wanted = mx.array(np.array(_wanted_rows(strips), dtype=np.int32))
-        tokens = mx.array(np.array([t for s in strips for t in s.tokens], dtype=np.int32))
-        if not self._shape.flat:
-            tokens = tokens.reshape(-1, length)
-        verified = any(s.wanted > 1 for s in strips)
+        return self._run(now, self.tokens(strips, length), wanted, length)
+
+    def tokens(self, strips: Sequence[Strip], length: int = 1) -> Array:
+        """The strips' tokens as the model takes them."""
+        ids = mx.array(np.array([t for s in strips for t in s.tokens], dtype=np.int32))
+        return ids if self._shape.flat else ids.reshape(-1, length)
+
+    def traced(self, now: RoundRows, tokens: Array, wanted: Array) -> list[Array]:
+        """Lazy logits of the wanted rows of a round that is part of a graph, and what it shows to a drafter."""
+        logits = self._run(now, tokens, wanted, 1)
+        if self._tap is None:
+            return [logits]
+        shown = self._tap()
+        return [logits, shown.reshape(-1, shown.shape[-1])]
+
+    def show(self, features: Sequence[Array]) -> None:
+        """Sets what `features` answers with, after a round that was no call of this."""
+        self._seen = dict(enumerate(features))
+
+    def _run(self, now: RoundRows, tokens: Array, wanted: Array, length: int) -> Array:
+        verified = any(s.wanted > 1 for s in now.strips)
         self._enter(now, length, verified)
         self._shape.wanted, self._shape.taken = wanted, False
         try:

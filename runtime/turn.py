@@ -106,6 +106,7 @@ class Receipt:
     how: adopted, extended, resized, forked, restored, copied, eager (the design's admission words) or "fresh".
     diverged_at: position of the first prompt token that no kept row matched. copied: bytes by reason.
     bytes_written: to disk, for this conversation since its turn before was admitted: saves follow a turn.
+    compiled: of the rounds, those that a graph ran which was kept from others; the rest ran eagerly.
     price_bytes: memory that admission took more than was held. peak_bytes: the same at its worst moment.
     """
 
@@ -123,6 +124,7 @@ class Receipt:
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
+    compiled: int = 0
     exact: str = "unknown"
 
     @property

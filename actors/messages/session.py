@@ -36,6 +36,7 @@ class Produced(Message):
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
+    compiled: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,13 @@ import numpy as np
 
 Array = Any
 
+HOST = mx.DeviceType.cpu
+"""The device whose memory NumPy reads and writes."""
+
 
 def on_host() -> bool:
     """Whether arrays are in memory that NumPy reads and writes, because MLX computes on a CPU."""
-    return mx.default_device().type == mx.DeviceType.cpu
+    return mx.default_device().type == HOST
 
 
 def seen(x: Array) -> np.ndarray[Any, Any]:

@@ -85,7 +85,7 @@ class RowCache:
         for kept, all_rows in stored(name, rows, self._bits):
             ends = [w.stop for w in now.writes[:-1]]
             for w, part in zip(now.writes, mx.split(all_rows, ends, axis=1) if ends else [all_rows], strict=True):
-                now.pool.segments[w.segment].layers[self.layer].write(kept, w.at, part)
+                now.put(now.pool.segments[w.segment].layers[self.layer], kept, w, part)
 
     @property
     def hosted(self) -> bool:

@@ -12,7 +12,7 @@ from onecopy.runtime.blas.gemm import ready
 from onecopy.runtime.numerics.exponential import on_host
 
 from .attention import Even, EvenGroup, Group, Product, RowTile, Sheet
-from .buffers import Pool
+from .buffers import LayerBuffers, Pool
 from .fused import Whole, mask_of
 from .layout import BLOCK, round_up
 from .ops import Chain
@@ -143,6 +143,10 @@ class RoundRows:
             raise AssertionError(f"rows {s.position}..{s.end} do not fit segment {s.chain.leaf}")
         return Write(start, stop, s.chain.leaf, s.position - segment.start)
 
+    def put(self, buffers: LayerBuffers, name: str, write: Write, rows: Array) -> None:
+        """Writes rows `[heads, n, width]` of one strip into a layer of its leaf, in place once evaluated."""
+        buffers.write(name, write.at, rows)
+
     def reading(self, window: int | None, group: int, heads: int) -> Reading:
         """How layers of that window, query group and number of KV heads read; computed once a round."""
         key = (window, group, heads)
@@ -172,7 +176,7 @@ class RoundRows:
     def _whole(self, strip: int, window: int | None) -> Whole | None:
         """What a strip reads, if a fused kernel takes it and its rows lie in one segment."""
         s = self.strips[strip]
-        if self.hosted or self.pool.packed or len(s.tokens) > self.tile.fused:
+        if not self._fuses(s):
             return None
         queries = self.seen_by(s)
         first = 0 if window is None else max(0, int(queries[0]) - window + 1)
@@ -180,6 +184,9 @@ class RoundRows:
             return None
         origin = self.pool.segments[s.chain.leaf].start
         return Whole(s.chain.leaf, first - origin, s.end - origin, mask_of(queries, first, s.end, window))
+
+    def _fuses(self, s: Strip) -> bool:
+        return not self.hosted and not self.pool.packed and len(s.tokens) <= self.tile.fused
 
     def _sheet(self, strips: Sequence[int], window: int | None, group: int) -> Unit:
         alike = None if self.hosted else EvenMaker(self, window, group).make([self.strips[i] for i in strips])

@@ -52,6 +52,19 @@ async def test_a_new_conversation_gets_whole_buckets_and_goes_on_in_them() -> No
         assert (second.how, second.price_bytes, second.bytes_copied) == ("adopted", 0, 0)
 
 
+async def test_rounds_that_a_kept_graph_ran_are_counted_for_their_turn(clock: MockClock) -> None:
+    async with staged(fixed_rows=BUCKET) as stage:
+        alone = await said(stage, prompt(1, 30), 6)
+        assert (alone.rounds, alone.compiled) == (5, 5)
+        async with trio.open_nursery() as nursery:
+            for mark in (2, 3):
+                nursery.start_soon(said, stage, prompt(mark, 30), 6)
+        lane = await stage.lane()
+        assert 5 <= lane["compiled"] < lane["rounds"]
+    async with staged() as stage:
+        assert (await said(stage, prompt(1, 30), 6)).compiled == 0
+
+
 async def test_a_full_leaf_is_followed_by_whole_buckets_and_nothing_moves() -> None:
     async with staged(fixed_rows=BUCKET) as stage:
         await said(stage, prompt(1, 1000), 4)

@@ -248,6 +248,7 @@ def _state(total: int, rows: int) -> State:
 class SimResult:
     picks: tuple[tuple[Pick, ...], ...]
     drafts: tuple[tuple[int, ...], ...] = ()
+    compiled: bool = False
 
 
 class SimEngine:
@@ -257,6 +258,7 @@ class SimEngine:
     numerics_mode = "hash"
     fidelity = None
     fixed_rows = 0
+    eager = "a simulation keeps no graphs"
 
     def __init__(self, kind: str, budget: int, broken: Broken, weights: int = 0) -> None:
         self.kind = kind

@@ -247,8 +247,8 @@ def _all_drafts_kept(proposal: Any, picks: Any) -> Verdict:
 def _row_too_many() -> contextlib.AbstractContextManager[Any]:
     right = running.Running.decoded
 
-    def wrong(self: Any, picks: Any) -> Any:
-        brought = right(self, picks)
+    def wrong(self: Any, *given: Any) -> Any:
+        brought = right(self, *given)
         return replace(brought, rows=(*brought.rows, brought.picks[-1].token))
 
     return mock.patch.object(running.Running, "decoded", wrong)

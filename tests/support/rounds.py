@@ -43,6 +43,7 @@ class Ran:
 
     picks: tuple[tuple[Pick, ...], ...]
     drafts: tuple[tuple[int, ...], ...] = ()
+    compiled: bool = False
 
 
 def next_token(rows: Sequence[int | None]) -> int:
@@ -78,6 +79,7 @@ class ScriptedRounds:
         self.pool = FailingPool()
         self.exactness: tuple[str, tuple[str, ...]] = ("exact", ())
         self.fixed_rows = 0
+        self.eager: str | None = "scripted rounds are no graphs"
         self.fidelity = None
         self.fail: Exception | None = None
         self.ran: list[tuple[int, int]] = []
@@ -86,7 +88,7 @@ class ScriptedRounds:
         if self.fail is not None:
             raise self.fail
         assert sum(s.wanted for s in strips) == len(wants)
-        return Ran(tuple(self._strip(s) for s in strips))
+        return Ran(tuple(self._strip(s) for s in strips), compiled=self.fixed_rows > 0 and len(strips) == 1)
 
     def _strip(self, strip: Strip) -> tuple[Pick, ...]:
         before = self.pool.read(strip.chain)
