@@ -50,7 +50,7 @@ WIDE = 8192
 class Numerics:
     """What the self-check chose. exact: every product the model runs has bits of its own. reasons: what is not.
 
-    otherwise: the way of linears that were not checked.
+    otherwise: the way of linears that were not checked. fast: nothing was.
     """
 
     linears: dict[tuple[int, int, bool], Way]
@@ -58,12 +58,14 @@ class Numerics:
     exact: bool
     reasons: tuple[str, ...]
     otherwise: Way = PLAIN
+    fast: bool = False
 
     @property
     def mode(self) -> str:
         """Names the arithmetic: rows computed in one mode are not mixed with rows of another."""
         chosen = (f"{m}x{k}{' head' if head else ''}: {how}" for (m, k, head), how in sorted(self.linears.items()))
-        return "; ".join((*chosen, *([] if self.linears else [str(self.otherwise)]), str(self.tile)))
+        ways = (*chosen, *([] if self.linears else [str(self.otherwise)]), str(self.tile))
+        return "; ".join(("fast", *ways) if self.fast else ways)
 
     def choose(self, outputs: int, inputs: int, head: bool) -> Way:
         return self.linears.get((outputs, inputs, head), self.otherwise)
@@ -71,7 +73,7 @@ class Numerics:
 
 def plain(reason: str) -> Numerics:
     """What is fastest, with nothing promised: few rows in pieces where OpenBLAS takes those, others as they come."""
-    return Numerics({}, RowTile(), False, (reason,), CUTS[0] if ready() and on_host() else PLAIN)
+    return Numerics({}, RowTile(), False, (reason,), CUTS[0] if ready() and on_host() else PLAIN, fast=True)
 
 
 def probe(

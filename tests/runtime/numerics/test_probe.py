@@ -73,3 +73,15 @@ def test_without_the_check_nothing_is_promised() -> None:
     assert (found.exact, found.reasons) == (False, ("chosen by --fast",))
     assert found.choose(5, 5, True) == (CUTS[0] if ready() else PLAIN)
     assert str(found.choose(5, 5, True)) in found.mode
+
+
+@pytest.mark.parametrize("body", [[], [(96, 64)]])
+def test_fast_and_a_search_that_found_nothing_are_two_modes(
+    monkeypatch: pytest.MonkeyPatch, body: list[tuple[int, int]]
+) -> None:
+    monkeypatch.setattr(checks, "ready", lambda: False)
+    monkeypatch.setattr(checks, "exact_linear", lambda outputs, inputs, head: None)
+    monkeypatch.setattr(checks, "exact_tile", lambda shapes: None)
+    fast, fallen = plain("chosen by --fast"), probe(body, [], [(2, 2, 16, 16)])
+    assert (fast.choose(96, 64, False), fast.tile) == (fallen.choose(96, 64, False), fallen.tile)
+    assert fast.mode != fallen.mode
