@@ -28,6 +28,7 @@ class Options:
     model: a bundled name, a directory or a GGUF file. name: the id clients see. context: tokens at most in one
     conversation. parallel: conversations in one round. store: where rows are kept on disk; "" keeps none.
     kv_bits: bits of a value of quantized rows, 8 or 4; None keeps rows as the model computes them.
+    fast: skip the search for exact arithmetic; then batches, forks, restores and drafts may change a token.
     decode_share: share of time replies get while prompts fill. draft: whether replies may be drafted at all. drafter: a
     directory with a block drafter for the model. drain: how long a stop may take to flush.
     """
@@ -39,6 +40,7 @@ class Options:
     parallel: int = 8
     dtype: str | None = None
     kv_bits: int | None = None
+    fast: bool = False
     store: str | None = None
     store_quota: int | None = None
     decode_share: float = 0.25

@@ -401,8 +401,15 @@ def _load(options: Options, clock: Clock) -> tuple[Loaded, Engine]:
     if options.drafter is not None and not options.draft:
         raise StartupError("--drafter names who drafts and --no-draft says that nobody does; give one of them.")
     drafter = drafter_for(loaded, options.drafter, context) if options.draft else None
-    kv_bits = options.kv_bits
-    engine = Engine.open(loaded, context=context, stopwatch=clock.now, drafter=drafter, kv_bits=kv_bits)
+    engine = Engine.open(
+        loaded,
+        context=context,
+        stopwatch=clock.now,
+        fast=options.fast,
+        drafter=drafter,
+        kv_bits=options.kv_bits,
+    )
+    LOG.info("%s is %s", loaded.id, engine.verdict)
     if engine.fidelity is not None:
         LOG.info("%s keeps quantized rows: %s", loaded.id, engine.fidelity)
     LOG.info("rounds are %s", "compiled" if engine.eager is None else f"not compiled: {engine.eager}")

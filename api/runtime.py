@@ -36,6 +36,7 @@ class OpenOptions(TypedDict, total=False):
     parallel: int
     dtype: str | None
     kv_bits: int | None
+    fast: bool
     store: str | None
     store_quota: int | None
     decode_share: float

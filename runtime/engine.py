@@ -141,6 +141,11 @@ class Engine:
         return ("not exact" if self._reasons else "exact"), self._reasons
 
     @property
+    def verdict(self) -> str:
+        """`exactness` in one line: "exact", or "not exact: " and the reasons."""
+        return f"not exact: {'; '.join(self._reasons)}" if self._reasons else "exact"
+
+    @property
     def numerics_mode(self) -> str:
         """Names the arithmetic that rows are computed with: part of what makes kept rows usable."""
         mode = self._numerics.mode

@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from .flags import count
+from .flags import add_fast, count
 
 SEGMENT = 1 << 40
 """The one segment in use: far from any that a bank hands out."""
@@ -97,6 +97,7 @@ def add_bench_command(subparsers: Any) -> None:
     drafts = parser.add_subparsers(metavar="WHAT").add_parser("drafts", help="acceptance and speed-up of drafts")
     drafts.add_argument("model", nargs="?", default="smollm2", help="bundled name, directory or GGUF file (smollm2)")
     drafts.add_argument("--drafter", metavar="DIR", help="a block drafter for the model (DFlash)")
+    add_fast(drafts)
     drafts.add_argument("--quick", action="store_true", help="shorter texts, fewer repeats")
     drafts.add_argument("--tokens", type=count, metavar="N", help="tokens of each reply")
     drafts.add_argument("--json", metavar="FILE", help="also write the figures here")
@@ -120,10 +121,10 @@ def run(args: argparse.Namespace) -> int:
     console = Console()
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("replies", total=2 * repeat * len(tasks))
-        engine, costs = opened(loaded, args.drafter)
+        engine, costs = opened(loaded, args.drafter, args.fast)
         work = list(zip(tasks, prompts, strict=True))
         pairs = pairs_of(engine, costs, work, repeat, partial(progress.advance, bar))
-    console.print(f"who drafts: {' and '.join(costs.drafters)}")
+    console.print(f"who drafts: {' and '.join(costs.drafters)}; arithmetic: {engine.verdict}")
     tables = [speeds(pairs), *([depths(pairs)] if any(p.drafted[0].proposed for p in pairs) else [])]
     for table in tables:
         console.print(rich(table))
@@ -176,11 +177,14 @@ def prompt_of(loaded: Loaded, task: Task) -> tuple[int, ...]:
 # --- decoding
 
 
-def opened(loaded: Loaded, beside: str | None = None) -> tuple[Engine, Prices]:
-    """An engine with the drafter that a server would have, and what drafting costs on it. beside: its directory."""
+def opened(loaded: Loaded, beside: str | None = None, fast: bool = False) -> tuple[Engine, Prices]:
+    """An engine with the drafter that a server would have, and what drafting costs on it. beside: its directory.
+
+    fast: without the search for exact arithmetic, so that a drafted reply may differ from its plain one.
+    """
     now = RealClock().now
     drafter = device_drafter_for(loaded, beside)
-    engine = Engine.open(loaded, context=loaded.context, stopwatch=now, drafter=drafter)
+    engine = Engine.open(loaded, context=loaded.context, stopwatch=now, drafter=drafter, fast=fast)
     return engine, prices(engine, now)
 
 

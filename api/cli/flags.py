@@ -36,10 +36,16 @@ def count(text: str) -> int:
     return value
 
 
-def add_kv_bits(parser: Any) -> None:
-    """Off by default: rounded keys and values change answers."""
+def add_arithmetic_flags(parser: Any) -> None:
+    """Off by default: each of them can change answers."""
     told = "keep attention rows quantized, which changes answers; a check at load says by how much (off)"
     parser.add_argument("--kv-bits", type=int, choices=[8, 4], help=told)
+    add_fast(parser)
+
+
+def add_fast(parser: Any) -> None:
+    told = "skip the search for exact arithmetic: batches, forks, restores and drafts may then change a token (off)"
+    parser.add_argument("--fast", action="store_true", help=told)
 
 
 def add_system_flags(parser: Any) -> None:
@@ -50,7 +56,7 @@ def add_system_flags(parser: Any) -> None:
     parser.add_argument("--context", type=count, metavar="TOKENS", help="tokens at most in one conversation")
     parser.add_argument("--parallel", type=count, default=8, metavar="N", help="conversations in one round (8)")
     parser.add_argument("--dtype", choices=["float32", "native"], help="how weights are held")
-    add_kv_bits(parser)
+    add_arithmetic_flags(parser)
     parser.add_argument("--decode-share", type=share, default=0.25, help="time for replies while prompts fill (0.25)")
     parser.add_argument("--no-draft", action="store_true", help="never draft")
     parser.add_argument("--drafter", metavar="DIR", help="a block drafter for the model (DFlash)")
@@ -73,6 +79,7 @@ def system_options(args: argparse.Namespace) -> Options:
         parallel=args.parallel,
         dtype=args.dtype,
         kv_bits=args.kv_bits,
+        fast=args.fast,
         store="" if args.no_store else args.store or default_store(),
         store_quota=args.store_quota,
         decode_share=args.decode_share,

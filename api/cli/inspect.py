@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from onecopy.runtime.rows.layout import BLOCK, LayerLayout, Layout, RowTensor
 from onecopy.runtime.rows.pricing import conversation_bytes, conversations_that_fit, largest_prompt
 
-from .flags import add_kv_bits, count, size
+from .flags import add_arithmetic_flags, count, size
 from .models import human, table
 from .terminal import busy
 
@@ -53,7 +53,7 @@ def add_inspect_command(subparsers: Any) -> None:
     parser.add_argument("model", nargs="?", default="smollm2", help="bundled name, directory or GGUF file (smollm2)")
     parser.add_argument("--memory", type=size, metavar="SIZE", help="memory for conversations, e.g. 8GB")
     parser.add_argument("--tokens", type=count, action="append", metavar="N", help="a length to price; repeatable")
-    add_kv_bits(parser)
+    add_arithmetic_flags(parser)
     parser.add_argument("--no-load", action="store_true", help="only what the headers say")
     parser.set_defaults(run=run)
 
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         table(("what", "value"), list(_headers(args.model)))
         return 0
     with busy(f"loading {args.model}"):
-        facts, budget = _look(args.model, args.memory, args.kv_bits)
+        facts, budget = _look(args.model, args.memory, args.kv_bits, args.fast)
     table(("what", "value"), [*model_lines(facts), *price_lines(facts, budget, args.tokens or LENGTHS)])
     return 0
 
@@ -78,7 +78,7 @@ def _headers(model: str) -> Iterator[Line]:
     yield "path", str(source.path)
 
 
-def _look(model: str, memory: int | None, kv_bits: int | None) -> tuple[Facts, int]:
+def _look(model: str, memory: int | None, kv_bits: int | None, fast: bool) -> tuple[Facts, int]:
     """Loads the model as a server would: what it is, and the bytes a server would give to rows."""
     from onecopy.actors.service import Options
     from onecopy.actors.system import rows_budget
@@ -95,8 +95,7 @@ def _look(model: str, memory: int | None, kv_bits: int | None) -> tuple[Facts, i
     loaded = load(model)
     drafter = drafter_for(loaded)
     now = RealClock().now
-    engine = Engine.open(loaded, context=loaded.context, stopwatch=now, drafter=drafter, kv_bits=kv_bits)
-    verdict, reasons = engine.exactness
+    engine = Engine.open(loaded, context=loaded.context, stopwatch=now, fast=fast, drafter=drafter, kv_bits=kv_bits)
     tokenizer, template = loaded.tokenizer, loaded.template
     chat = ChatFormat(tokenizer, template) if tokenizer is not None and template is not None else None
     facts = Facts(
@@ -108,7 +107,7 @@ def _look(model: str, memory: int | None, kv_bits: int | None) -> tuple[Facts, i
         dtype=loaded.dtype,
         context=loaded.context,
         layout=engine.layout,
-        exactness="; ".join((verdict, *reasons)),
+        exactness=engine.verdict,
         drafts=_drafts(loaded, drafter is not None),
         tools=_tools(chat),
         thinking=_thinking(chat),

@@ -53,7 +53,7 @@ WIDE = 8192
 class Numerics:
     """What the self-check chose. exact: every product the model runs has bits of its own. reasons: what is not.
 
-    otherwise: the way of linears that were not checked.
+    otherwise: the way of linears that were not checked. fast: nothing was.
     """
 
     linears: dict[tuple[int, int, bool], Way]
@@ -61,12 +61,14 @@ class Numerics:
     exact: bool
     reasons: tuple[str, ...]
     otherwise: Way = PLAIN
+    fast: bool = False
 
     @property
     def mode(self) -> str:
         """Names the arithmetic: rows computed in one mode are not mixed with rows of another."""
         chosen = (f"{m}x{k}{' head' if head else ''}: {how}" for (m, k, head), how in sorted(self.linears.items()))
-        return "; ".join((*chosen, *([] if self.linears else [str(self.otherwise)]), str(self.tile)))
+        ways = (*chosen, *([] if self.linears else [str(self.otherwise)]), str(self.tile))
+        return "; ".join(("fast", *ways) if self.fast else ways)
 
     def choose(self, outputs: int, inputs: int, head: bool) -> Way:
         return self.linears.get((outputs, inputs, head), self.otherwise)
@@ -78,7 +80,7 @@ def plain(reason: str, fused: int = 0) -> Numerics:
     fused: rows of a strip that a fused kernel takes at most (`fused_rows`).
     """
     tile, otherwise = RowTile(fused=fused), CUTS[0] if ready() and on_host() else PLAIN
-    return Numerics({}, tile, False, (reason,), otherwise)
+    return Numerics({}, tile, False, (reason,), otherwise, fast=True)
 
 
 def probe(

@@ -125,10 +125,18 @@ def test_values_that_make_no_sense_are_wrong_usage(read: Callable[[str], Any], t
 
 
 def test_flags_reach_the_system(opened: list[Options]) -> None:
-    given = "broken --name x --memory 1GiB --context 512 --parallel 3 --no-store --decode-share 0.5 --no-draft"
+    given = "broken --name x --memory 1GiB --context 512 --parallel 3 --no-store --decode-share 0.5 --no-draft --fast"
     cli.main(["serve", "--port", "0", *given.split()])
     wanted = Options(
-        "broken", name="x", memory=1 << 30, context=512, parallel=3, store="", decode_share=0.5, draft=False
+        "broken",
+        name="x",
+        memory=1 << 30,
+        context=512,
+        parallel=3,
+        fast=True,
+        store="",
+        decode_share=0.5,
+        draft=False,
     )
     assert opened == [wanted]
 
@@ -252,6 +260,11 @@ def test_a_closed_pipe_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("given", "bits"), [((), None), (("--kv-bits", "8"), 8), (("--kv-bits", "4"), 4)])
 def test_rows_are_quantized_only_where_asked_for(given: tuple[str, ...], bits: int | None) -> None:
     assert flags.system_options(parsed("chat", *given)).kv_bits == bits
+
+
+@pytest.mark.parametrize(("given", "fast"), [((), False), (("--fast",), True)])
+def test_arithmetic_is_fast_only_where_asked_for(given: tuple[str, ...], fast: bool) -> None:
+    assert flags.system_options(parsed("chat", *given)).fast is fast
 
 
 def test_bits_that_are_not_offered_are_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,6 +80,12 @@ def test_a_model_is_inspected_as_a_server_would_load_it(tmp_path: Path, capsys: 
     assert "500 tokens" in found
 
 
+def test_fast_arithmetic_is_told_as_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["inspect", str(write_tiny(tmp_path / "tiny")), "--memory", "8GB", "--fast"]) == 0
+    found = dict(line.split("\t") for line in capsys.readouterr().out.splitlines())
+    assert found["exactness"].startswith("not exact: chosen by --fast")
+
+
 def test_quantized_rows_are_priced_and_what_they_do_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = write_tiny(tmp_path / "wide", head_dim=64)
     found = {}

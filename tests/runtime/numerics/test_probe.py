@@ -112,3 +112,15 @@ def _by_tiles(self: Any, unit: Any, kvh: int, queries: Any, sinks: Any) -> Any:
 def test_without_the_check_a_fused_kernel_is_taken_as_it_is() -> None:
     assert plain("chosen by --fast", 8).tile.fused == 8
     assert "fused=8" in plain("chosen by --fast", 8).mode
+
+
+@pytest.mark.parametrize("body", [[], [(96, 64)]])
+def test_fast_and_a_search_that_found_nothing_are_two_modes(
+    monkeypatch: pytest.MonkeyPatch, body: list[tuple[int, int]]
+) -> None:
+    monkeypatch.setattr(checks, "ready", lambda: False)
+    monkeypatch.setattr(checks, "exact_linear", lambda outputs, inputs, head: None)
+    monkeypatch.setattr(checks, "exact_tile", lambda shapes: None)
+    fast, fallen = plain("chosen by --fast"), probe(body, [], [(2, 2, 16, 16)])
+    assert (fast.choose(96, 64, False), fast.tile) == (fallen.choose(96, 64, False), fallen.tile)
+    assert fast.mode != fallen.mode
