@@ -1,8 +1,9 @@
-"""The prediction head of Qwen3.5 checkpoints: norms, a projection of both inputs, one decoder layer, the shared output.
+"""The prediction head of Qwen3.5 checkpoints: norms, a projection of both inputs, decoder layers, the shared output.
 
 As published for Qwen3-Next and its successors (the public serving engines agree on the wiring): the embedding of the
 next token and the model's final hidden state, each through a norm of its own, are joined embedding first and projected
-to one width; a decoder layer with full attention and a last norm follow; embedding and output head are the model's.
+to one width; a decoder layer with full attention and a last norm follow; embedding and output head are the model's. Of
+several layers (`mtp_num_hidden_layers`) each guess takes one, and all else is shared.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from onecopy.runtime.errors import ModelLoadError
 from onecopy.runtime.models.loaded import Loaded
 from onecopy.runtime.rows.layout import LayerLayout, RowTensor
 
-from .rows import Cache
+from .rows import OUTPUT, Cache
 from .taps import Taps
 
 Array = Any
@@ -29,7 +30,7 @@ KINDS = frozenset({"mlx_lm.models.qwen3_5", "mlx_lm.models.qwen3_5_moe"})
 class Mtp(nn.Module):  # type: ignore[misc]
     """The head's own weights, by the names they have in a checkpoint."""
 
-    def __init__(self, args: Any) -> None:
+    def __init__(self, args: Any, layers: int = 1) -> None:
         from mlx_lm.models.qwen3_5 import DecoderLayer
 
         super().__init__()
@@ -37,13 +38,13 @@ class Mtp(nn.Module):  # type: ignore[misc]
         self.pre_fc_norm_embedding = nn.RMSNorm(width, eps)
         self.pre_fc_norm_hidden = nn.RMSNorm(width, eps)
         self.fc = nn.Linear(2 * width, width, bias=False)
-        self.layers = [DecoderLayer(args, args.full_attention_interval - 1)]
+        self.layers = [DecoderLayer(args, args.full_attention_interval - 1) for _ in range(layers)]
         self.norm = nn.RMSNorm(width, eps)
 
-    def __call__(self, hidden: Array, embedded: Array, cache: Cache) -> Array:
-        """hidden, embedded `[batch, length, width]` to the same shape."""
+    def __call__(self, hidden: Array, embedded: Array, cache: Cache, layer: int = 0) -> Array:
+        """hidden, embedded `[batch, length, width]` to the same shape. Writes the rows of one layer."""
         joined = mx.concatenate([self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)], axis=-1)
-        return self.norm(self.layers[0](self.fc(joined), mask=None, cache=cache))
+        return self.norm(self.layers[layer](self.fc(joined), mask=None, cache=cache))
 
 
 class Qwen35Head:
@@ -54,25 +55,34 @@ class Qwen35Head:
         self._taps = Taps([self._text.model])
         args = self._text.args
         dtype = self._text.model.norm.weight.dtype
-        loaded.model.mtp = Mtp(args)
+        self.depth = layers_of(loaded)
+        loaded.model.mtp = Mtp(args, self.depth)
         _fill(loaded.model.mtp, _plain(loaded), dtype, loaded.id)
         self._model = loaded.model
         kept = RowTensor("kv", 2 * args.num_key_value_heads, args.head_dim, dtype.size)
         self.layer = LayerLayout("attention", (kept,))
-        self.dtypes: Mapping[RowTensor, Any] = {kept: dtype}
+        self.output = RowTensor(OUTPUT, 1, args.hidden_size, dtype.size)
+        self.dtypes: Mapping[RowTensor, Any] = {kept: dtype, self.output: dtype}
 
     def features(self) -> Array:
         return self._taps.take()[0]
 
-    def step(self, features: Array, ids: Sequence[Sequence[int]], cache: Cache) -> Array:
+    def step(self, layer: int, features: Array, ids: Sequence[Sequence[int]], cache: Cache) -> Array:
         embedded = self._text.model.embed_tokens(mx.array([list(row) for row in ids], mx.int32))
-        return self._model.mtp(features, embedded, cache)
+        return self._model.mtp(features, embedded, cache, layer)
 
     def logits(self, features: Array) -> Array:
         tied = self._text.args.tie_word_embeddings
         head = self._text.model.embed_tokens.as_linear if tied else self._text.lm_head
         out = head(features[None])
         return out.reshape(-1, out.shape[-1])
+
+
+def layers_of(loaded: Loaded) -> int:
+    """Layers of the head that a checkpoint brings along, by its config or its tensors; 0 where it has none."""
+    found = {name.split(".")[1] for name in loaded.draft_head if name.startswith("layers.")}
+    said = {**(loaded.config.get("text_config") or {}), **loaded.config}.get("mtp_num_hidden_layers")
+    return max(len(found), said if isinstance(said, int) else 0) if found else 0
 
 
 def _plain(loaded: Loaded) -> dict[str, Array]:

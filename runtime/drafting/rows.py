@@ -15,7 +15,11 @@ from onecopy.runtime.rows.layout import LayerLayout
 from onecopy.runtime.rows.ops import Chain
 from onecopy.runtime.rows.plan import RoundRows, Strip
 
+Array = mx.array
 Cache = RowCache | IndexedCache
+
+OUTPUT = "out"
+"""The tensor `[1, rows, width]` of a layer whose output is kept, because another layer reads it a row later."""
 
 
 class HeadRows:
@@ -25,6 +29,7 @@ class HeadRows:
         self._pool, self._tile = pool, tile
         self._lanes = (mx.default_stream(mx.default_device()),)
         self._numbers = range(first, first + len(layers))
+        self._kept = [i for i, x in zip(self._numbers, layers, strict=True) if any(t.name == OUTPUT for t in x.rows)]
         self._caches: list[Cache] = [_cache(i, layer) for i, layer in zip(self._numbers, layers, strict=True)]
 
     @contextmanager
@@ -43,6 +48,30 @@ class HeadRows:
         finally:
             for cache in self._caches:
                 cache.round = None
+
+    def before(self, strips: Sequence[Strip]) -> list[Array]:
+        """Per layer whose output is kept, that of the row before each strip: `[strips, 1, width]`, 0 before row 0.
+
+        Evaluated copies: a view of a buffer would keep it from being written in place.
+        """
+        found = [mx.stack([self._output(i, s.chain, s.position - 1) for s in strips]) for i in self._kept]
+        mx.eval(found)
+        return found
+
+    def _output(self, number: int, chain: Chain, row: int) -> Array:
+        for link in chain.links:
+            if link.start <= row < link.stop:
+                segment = self._pool.segments[link.segment]
+                return mx.take(segment.layers[number].arrays[OUTPUT], mx.array([row - segment.start]), axis=1)[0]
+        kept = self._pool.segments[chain.leaf].layers[number].arrays[OUTPUT]
+        return mx.zeros((1, kept.shape[2]), kept.dtype)
+
+    def keep(self, layer: int, outputs: Array) -> None:
+        """Writes outputs `[strips, length, width]` of one of these layers into the leaves of the strips under way."""
+        now = self._caches[layer].round
+        assert now is not None
+        for w, rows in zip(now.writes, outputs, strict=True):
+            self._pool.segments[w.segment].layers[self._numbers[layer]].write(OUTPUT, w.at, rows[None])
 
     def settle(self, strips: Iterable[Strip], *outputs: mx.array) -> None:
         """Evaluates outputs and these layers' buffers in the strips' leaves."""

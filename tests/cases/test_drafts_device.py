@@ -33,6 +33,14 @@ def mtp(path: Path) -> Made:
     return Made(write_with_mtp(path / "model"), {})
 
 
+def mtp_of_two_layers(path: Path) -> Made:
+    return Made(write_with_mtp(path / "model", layers=2), {})
+
+
+def mtp_of_three_layers(path: Path) -> Made:
+    return Made(write_with_mtp(path / "model", layers=3), {})
+
+
 def block(path: Path) -> Made:
     return Made(write_tiny(path / "model"), {"drafter": str(write_block_drafter(path / "beside", window=40))})
 
@@ -49,10 +57,15 @@ def second_block_on_a_recurrent_target(path: Path) -> Made:
 
 
 def indexed_mtp(path: Path) -> Made:
-    return Made(write_served(path / "model", mtp=True), {})
+    return Made(write_served(path / "model", mtp=1), {})
 
 
-MADE = (mtp, indexed_mtp, block, block_beside_quantized_rows, second_block_on_a_recurrent_target)
+def indexed_mtp_of_two_layers(path: Path) -> Made:
+    return Made(write_served(path / "model", mtp=2), {})
+
+
+HEADS = (mtp, mtp_of_two_layers, mtp_of_three_layers, indexed_mtp, indexed_mtp_of_two_layers)
+MADE = (*HEADS, block, block_beside_quantized_rows, second_block_on_a_recurrent_target)
 KINDS = {made.__name__: made for made in MADE}
 
 

@@ -24,9 +24,9 @@ TOKENS = np.random.default_rng(2).integers(0, 500, 90).tolist()
 GREEDY = Sampling(seed=1, temperature=0.0)
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_served(tmp_path_factory.mktemp("indexed"), mtp=True)
+@pytest.fixture(scope="module", params=(1, 2, 3), ids="{} layers".format)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_served(tmp_path_factory.mktemp("indexed"), mtp=request.param)
 
 
 @pytest.fixture(scope="module")
@@ -36,25 +36,32 @@ def engine(path: Path) -> Engine:
 
 
 def by_hand(path: Path, tokens: list[int], first: int, depth: int) -> list[int]:
+    """Greedy guesses of the head, everything computed from the beginning for each of them."""
     model, _ = load_qwen4_exp(path)
-    streams = model.streams([tokens], Round([fresh(model)]).layers)
-    buffers, ids, at, guesses = Buffers.empty(model.config), [*tokens[1:], first], 0, []
-    for _ in range(depth):
-        logits, streams = mtp_logits(model, streams, [ids], MemoryIndexed([buffers], [at], model.config))
-        at += len(ids)
-        guesses.append(int(mx.argmax(logits[0, -1]).item()))
-        streams, ids = streams[:, -1:], [guesses[-1]]
-    return guesses
+    fed = model.streams([tokens], Round([fresh(model)]).layers)
+    ids, guesses, count = [*tokens[1:], first], list[int](), len(model.mtp.layers)
+    while True:
+        picked, streams = None, fed
+        for layer in range(count):
+            rows = MemoryIndexed([Buffers.empty(model.config)], [0], model.config)
+            logits, out = mtp_logits(model, streams, [ids], rows, layer)
+            if layer == len(guesses) % count:
+                picked, guess = out[:, -1:], int(mx.argmax(logits[0, -1]).item())
+            streams = mx.concatenate([mx.zeros_like(out[:, :1]), out[:, :-1]], axis=1)
+        guesses.append(guess)
+        if len(guesses) == depth:
+            return guesses
+        fed, ids = mx.concatenate([fed, picked], axis=1), [*ids, guess]
 
 
-@pytest.mark.parametrize("length", [7, 60, 90])
+@pytest.mark.parametrize("length", [1, 3, 7, 60, 90])
 def test_proposals_are_those_of_the_head_run_by_hand(engine: Engine, path: Path, length: int) -> None:
     talk, tokens = Talk(engine), TOKENS[:length]
     found = engine.run([Strip(talk.chain, 0, tuple(tokens), 1, draft=4)], wants_for(GREEDY, length))
     assert list(found.drafts[0]) == by_hand(path, tokens, found.picks[0][0].token, 4)
 
 
-def test_the_head_keeps_an_indexed_layer_like_the_models_own(engine: Engine) -> None:
+def test_the_heads_last_layer_is_an_indexed_one_like_the_models_own(engine: Engine) -> None:
     *own, head = engine.layout.layers
     assert head.kind == "qsa"
     assert head in own

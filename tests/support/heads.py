@@ -23,17 +23,17 @@ DELTA: dict[str, Any] = {
 }
 
 
-def write_with_mtp(path: Path, seed: int = 11) -> Path:
-    """A random qwen3_5 checkpoint with a random prediction head under `mtp.`."""
+def write_with_mtp(path: Path, seed: int = 11, layers: int = 1) -> Path:
+    """A random qwen3_5 checkpoint with a random prediction head under `mtp.`, of so many layers."""
     from mlx_lm.models.qwen3_5 import TextModelArgs
     from onecopy.runtime.drafting.qwen3_5 import Mtp
 
     from tests.support.checkpoints import SIZES
 
-    write_tiny(path, kind="qwen3_5", **DELTA)
+    write_tiny(path, kind="qwen3_5", mtp_num_hidden_layers=layers, **DELTA)
     args = TextModelArgs.from_dict({"tie_word_embeddings": False, **SIZES, **DELTA})
     mx.random.seed(seed)
-    head = {f"mtp.{name}": p * 2.0 for name, p in tree_flatten(Mtp(args).parameters())}
+    head = {f"mtp.{name}": p * 2.0 for name, p in tree_flatten(Mtp(args, layers).parameters())}
     weights = mx.load(str(path / "model.safetensors")) | head
     mx.eval(weights)
     mx.save_safetensors(str(path / "model.safetensors"), weights)

@@ -76,13 +76,16 @@ def tiny(**changes: Any) -> dict[str, Any]:
     return config
 
 
-def draw(config: dict[str, Any], *, mtp: bool = False) -> Weights:
-    """Every tensor under its in-memory name (experts fused and stacked, n-gram tables whole)."""
-    shapes = _shapes(config) | (_mtp_shapes(config) if mtp else {})
+def draw(config: dict[str, Any], *, mtp: int = 0) -> Weights:
+    """Every tensor under its in-memory name (experts fused and stacked, n-gram tables whole).
+
+    mtp: layers of the prediction head, 0 for none.
+    """
+    shapes = _shapes(config) | (_mtp_shapes(config, mtp) if mtp else {})
     return {name: _values(name, shape) for name, shape in shapes.items()}
 
 
-def write(path: Path, config: dict[str, Any], *, mtp: bool = False, prefix: str = "model.") -> Path:
+def write(path: Path, config: dict[str, Any], *, mtp: int = 0, prefix: str = "model.") -> Path:
     """A checkpoint directory as published: one tensor per expert, tables cut into shards, names under `prefix`."""
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
@@ -202,7 +205,7 @@ def _ple(stem: str, c: dict[str, Any], index: int) -> dict[str, tuple[int, ...]]
     } | {f"{stem}norm_{n}.weight": (size,) for n in ("key", "query", "conv")}
 
 
-def _mtp_shapes(c: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+def _mtp_shapes(c: dict[str, Any], layers: int) -> dict[str, tuple[int, ...]]:
     d, size = c["hidden_size"], c["hc_count"] * c["hidden_size"]
     out: dict[str, tuple[int, ...]] = {
         "mtp.pre_fc_norm_hidden.weight": (size,),
@@ -210,7 +213,9 @@ def _mtp_shapes(c: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         "mtp.fc_hidden.weight": (d, d),
         "mtp.fc_embedding.weight": (d, d),
     }
-    return out | _layer("mtp.layers.0.", c, True) | _hyper("mtp.hyper_connection_mixer.", c, inject=False)
+    for i in range(layers):
+        out |= _layer(f"mtp.layers.{i}.", c, True)
+    return out | _hyper("mtp.hyper_connection_mixer.", c, inject=False)
 
 
 def primes_from(base: int, count: int) -> list[int]:
@@ -242,7 +247,7 @@ def _published(weights: Weights, parts: int) -> Weights:
     return out
 
 
-def write_served(path: Path, template: str = CHATML, *, mtp: bool = False, **changes: Any) -> Path:
+def write_served(path: Path, template: str = CHATML, *, mtp: int = 0, **changes: Any) -> Path:
     """A four-layer checkpoint that serves 65,536 positions, with a byte tokenizer and a template."""
     write(path, tiny(**{"num_hidden_layers": 4, "max_position_embeddings": 65536, **changes}), mtp=mtp)
     write_tokenizer(path, template)

@@ -23,6 +23,7 @@ class Config:
 
     rotary_dim: how many leading values of a head are rotated. output_gate: "sigmoid" or "silu".
     eos: the first EOS id; the n-gram hash uses it as the boundary token. ple_layers: zero-based, ascending.
+    mtp_layers: of the prediction head, 0 where the file does not say.
     """
 
     vocab_size: int
@@ -63,6 +64,7 @@ class Config:
     seed: int
     eos: int
     max_positions: int
+    mtp_layers: int
 
     @property
     def selected_blocks(self) -> int:
@@ -142,6 +144,7 @@ def _build(text: Mapping[str, Any], raw: Mapping[str, Any]) -> Config:
         seed=int(get("seed", 1234)),
         eos=_first_eos(get("eos_token_id", raw.get("eos_token_id"))),
         max_positions=int(get("max_position_embeddings", 32768)),
+        mtp_layers=int(get("mtp_num_hidden_layers") or 0),
     )
 
 

@@ -47,7 +47,7 @@ def load_qwen4_exp(path: Path, *, dtype: mx.Dtype | None = mx.float32) -> tuple[
     files = check_directory(path)
     places = {_plain(n): place for file in files for n, place in tensor_places(file).items()}
     weights = canonical(_read_weights(files))
-    model = Model(config, _tables(config, places, path), mtp=_has_mtp(weights, config))
+    model = Model(config, _tables(config, places, path), mtp=_mtp_layers(weights, config))
     _quantise(model, weights, raw)
     _assign(model, weights, dtype, path)
     return _unpacked(model, raw, dtype), raw
@@ -166,19 +166,26 @@ def _stored_hash(computed: NgramHash, layer: int, places: Mapping[str, TensorPla
     return computed
 
 
-def _has_mtp(weights: Weights, config: Config) -> bool:
-    """True when `mtp.` holds exactly the head this package knows; otherwise its tensors are dropped, with a line."""
+def _mtp_layers(weights: Weights, config: Config) -> int:
+    """Layers of the head that `mtp.` holds, where it is one that this package knows and has as many as the config says.
+
+    Otherwise its tensors are dropped, with a line.
+    """
     found = {name: weights[name].shape for name in weights if name.startswith("mtp.")}
     if not found:
-        return False
-    head = Model(config, {}, mtp=True)
-    wanted = {f"mtp.{name}": value.shape for name, value in tree_flatten(head.mtp.parameters())}
-    if found == wanted:
-        return True
+        return 0
+    count = len({name.split(".")[2] for name in found if name.startswith("mtp.layers.")})
+    if count and config.mtp_layers in (0, count) and found == _mtp_shapes(config, count):
+        return count
     _log.warning("The checkpoint's MTP head has an unknown shape; it is not used for drafting.")
     for name in found:
         del weights[name]
-    return False
+    return 0
+
+
+def _mtp_shapes(config: Config, layers: int) -> dict[str, tuple[int, ...]]:
+    head = Model(config, {}, mtp=layers).mtp
+    return {f"mtp.{name}": value.shape for name, value in tree_flatten(head.parameters())}
 
 
 def _quantise(model: Model, weights: Weights, raw: Mapping[str, Any]) -> None:

@@ -65,9 +65,10 @@ class Model(nn.Module):
     """qwen4_exp. `model(ids, rows)` gives logits; `streams` and `logits` are its two halves.
 
     rows: one `IndexedRows` or `RecurrentRows` per layer, for the B conversations of this forward; they are written.
+    mtp: layers of the prediction head, 0 for none.
     """
 
-    def __init__(self, config: Config, tables: Tables, *, mtp: bool = False) -> None:
+    def __init__(self, config: Config, tables: Tables, *, mtp: int = 0) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = [Layer(config, i, tables) for i in range(len(config.layer_types))]
@@ -75,7 +76,7 @@ class Model(nn.Module):
         if not config.tied:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if mtp:
-            self.mtp = MtpHead(config)
+            self.mtp = MtpHead(config, mtp)
         self._c = config
 
     @property

@@ -1,7 +1,8 @@
 """The multi-token-prediction head: guesses the token after next from the trunk's streams and the next token.
 
 Wiring as publicly described for this family; a wrong wire would cost acceptance, never a token, because every
-proposal is verified by the trunk. Its one QSA layer keeps rows of its own: row p stands for (stream p, token p + 1).
+proposal is verified by the trunk. Its QSA layer keeps rows of its own: row p stands for (stream p, token p + 1). Of
+several layers (`mtp_num_hidden_layers` in public engines' configs) each guess takes one, and all else is shared.
 """
 
 from __future__ import annotations
@@ -42,35 +43,40 @@ class MtpLayer(nn.Module):
 class MtpHead(nn.Module):
     """streams, next ids -> new streams; the trunk's `lm_head` reads them through the head's own mixer."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, layers: int = 1) -> None:
         super().__init__()
         c = config
         self.pre_fc_norm_hidden = Norm(c.hc_count * c.hidden_size, c.eps)
         self.pre_fc_norm_embedding = Norm(c.hidden_size, c.eps)
         self.fc_hidden = nn.Linear(c.hidden_size, c.hidden_size, bias=False)
         self.fc_embedding = nn.Linear(c.hidden_size, c.hidden_size, bias=False)
-        self.layers = [MtpLayer(c)]
+        self.layers = [MtpLayer(c) for _ in range(layers)]
         self.hyper_connection_mixer = Mixer(c)
         self._c = config
 
-    def __call__(self, streams: mx.array, embedded: mx.array, rows: IndexedRows) -> mx.array:
-        """streams [B, W, n·d] at positions p, embeddings [B, W, d] of tokens p + 1 -> streams [B, W, n·d]."""
+    def __call__(self, streams: mx.array, embedded: mx.array, rows: IndexedRows, layer: int = 0) -> mx.array:
+        """streams [B, W, n·d] at positions p, embeddings [B, W, d] of tokens p + 1 -> streams [B, W, n·d].
+
+        Writes the rows of one layer.
+        """
         per_stream = mx.unflatten(self.pre_fc_norm_hidden(streams), -1, (self._c.hc_count, -1))
         token = self.fc_embedding(self.pre_fc_norm_embedding(embedded))
         joined = (self.fc_hidden(per_stream) + token[..., None, :]).flatten(-2)
         span = Span(tuple(rows.starts), streams.shape[1], self._c)
-        return self.layers[0](joined, span, rows)
+        return self.layers[layer](joined, span, rows)
 
 
-def mtp_logits(model: Model, streams: mx.array, next_ids: Tokens, rows: IndexedRows) -> tuple[mx.array, mx.array]:
-    """One step of the head: logits [B, W, vocab] for tokens p + 2, and the streams the next depth starts from.
+def mtp_logits(
+    model: Model, streams: mx.array, next_ids: Tokens, rows: IndexedRows, layer: int = 0
+) -> tuple[mx.array, mx.array]:
+    """One step of a layer: logits [B, W, vocab] for tokens p + 2, and the streams the next depth starts from.
 
     streams [B, W, n·d] of positions p (the trunk's, or the last step's); next_ids [B, W] tokens at p + 1.
-    Writes W rows of the head's own layer from rows.starts on.
+    Writes W rows of that layer from rows.starts on.
     """
     head: MtpHead = model.mtp
     embedded = model.embed_tokens(mx.array(np.array(next_ids, np.int64)))
-    out = head(streams, embedded, rows)
+    out = head(streams, embedded, rows, layer)
     return model.head(head.hyper_connection_mixer(out)), out
 
 

@@ -136,8 +136,8 @@ def test_tied_embeddings_serve_as_the_head(tmp_path: Path) -> None:
 
 def test_the_mtp_head_equals_the_numpy_reference(tmp_path: Path) -> None:
     config = tiny(num_hidden_layers=4)
-    model, _ = load_qwen4_exp(write(tmp_path, config, mtp=True))
-    reference = Reference(config, draw(config, mtp=True), introselect)
+    model, _ = load_qwen4_exp(write(tmp_path, config, mtp=1))
+    reference = Reference(config, draw(config, mtp=1), introselect)
     ids = prompt(60)
     streams = reference.streams(ids)[:-1]
     rows = MemoryIndexed([Buffers.empty(model.config)], [0], model.config)

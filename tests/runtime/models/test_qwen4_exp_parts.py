@@ -198,6 +198,13 @@ def test_an_unknown_mtp_head_is_left_out(tmp_path: Path) -> None:
     assert "mtp" not in load_qwen4_exp(path)[0]
 
 
+@pytest.mark.parametrize(("said", "used"), [(None, 2), (2, 2), (1, 0), (3, 0)])
+def test_a_head_has_the_layers_that_its_config_says_or_is_left_out(tmp_path: Path, said: int | None, used: int) -> None:
+    config = tiny(**SMALL) | ({} if said is None else {"mtp_num_hidden_layers": said})
+    model, _ = load_qwen4_exp(write(tmp_path, config, mtp=2))
+    assert (len(model.mtp.layers) if "mtp" in model else 0) == used
+
+
 @pytest.mark.parametrize(
     ("gone", "says"),
     [("model.layers.0.mlp.gate.weight", "do not fit"), ("model.layers.1.ple.ple_embedding.ngram_embedding", "n-gram")],

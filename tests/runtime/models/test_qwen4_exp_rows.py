@@ -18,7 +18,7 @@ SHAPES = {"ratio 4": {}, "ratio 3": {"indexer_compress_ratio": 3, "indexer_budge
 @pytest.fixture(scope="module", params=SHAPES)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     config = tiny(num_hidden_layers=4, **SHAPES[request.param])
-    return load_qwen4_exp(write(tmp_path_factory.mktemp("tiny"), config, mtp=True))[0]
+    return load_qwen4_exp(write(tmp_path_factory.mktemp("tiny"), config, mtp=1))[0]
 
 
 @pytest.fixture(autouse=True)
