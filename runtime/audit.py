@@ -25,6 +25,7 @@ class Rounds(Protocol):
     """The part of an engine that is audited."""
 
     pool: Any
+    fixed_rows: int
 
     @property
     def layout(self) -> Layout: ...
@@ -108,14 +109,15 @@ class Bench:
 def checks(engine: Rounds, vocab: int, tokens: int, widths: Sequence[int] = (2, 3, 4, 8, 16)) -> Iterator[Verdict]:
     """Runs the contract over a random conversation of `tokens` decoded tokens behind a prompt of 300.
 
-    The reference is a reply decoded token by token, alone, in one segment.
+    The reference is a reply decoded token by token, alone, in one segment, by rounds that are not compiled.
     """
     draw = np.random.default_rng(20)
     prompt = 300
     text = [int(t) for t in draw.integers(0, vocab, prompt + tokens)]
     chunks = list(range(BLOCK, prompt, BLOCK))
     bench = Bench(engine)
-    alone = bench.room(len(text))
+    fixed = engine.fixed_rows
+    alone = bench.room(len(text) + (BLOCK if fixed and round_up(len(text)) % fixed == 0 else 0))
     bench.feed(alone, text[:prompt], 0, chunks, False)
     reference = bench.feed(alone, text, prompt, range(prompt, len(text)), True)
 
@@ -132,6 +134,10 @@ def checks(engine: Rounds, vocab: int, tokens: int, widths: Sequence[int] = (2, 
         yield check(f"prefill in chunks of {size}", got)
     own = bench.room(len(text), BLOCK, 2 * BLOCK)
     yield check("many segments", bench.feed(own, text, 0, chunks, True)[prompt:])
+    for w in (1, 4) if fixed else ():
+        own = bench.room(round_up(len(text), fixed))
+        bench.feed(own, text[:prompt], 0, chunks, False)
+        yield check(f"compiled rounds of {w}", bench.feed(own, text, prompt, range(prompt, len(text), w), True))
     for at in (1, BLOCK, prompt):
         child = bench.fork(alone, at, len(text))
         yield check(

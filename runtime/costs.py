@@ -30,6 +30,7 @@ class Rounds(Protocol):
 
     pool: Any
     drafter: Any
+    fixed_rows: int
 
     @property
     def layout(self) -> Layout: ...
@@ -105,8 +106,8 @@ def _round(width: int, draft: int = 0) -> tuple[Strip, list[Want]]:
 
 @contextmanager
 def _scratch(engine: Rounds) -> Iterator[None]:
-    """The scratch segment exists in the block."""
-    engine.pool.apply((Allocate(_SCRATCH, 0, BLOCK),))
+    """The scratch segment exists in the block, at a size at which rounds are compiled if they ever are."""
+    engine.pool.apply((Allocate(_SCRATCH, 0, engine.fixed_rows or BLOCK),))
     try:
         yield
     finally:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from onecopy.runtime.costs import WIDEST, WIDTHS, prices
-from onecopy.runtime.rows.layout import LayerLayout, Layout
+from onecopy.runtime.rows.layout import BLOCK, LayerLayout, Layout
 
 ATTENTION, RECURRENT = LayerLayout("attention"), LayerLayout("recurrent", anchor_bytes=8)
 
@@ -15,7 +15,8 @@ ATTENTION, RECURRENT = LayerLayout("attention"), LayerLayout("recurrent", anchor
 class Timed:
     """Rounds take 10 + width, a token proposed 3 and the first 2 more, a state computed again 7 and one a row."""
 
-    def __init__(self, *layers: LayerLayout, deepest: int = 0) -> None:
+    def __init__(self, *layers: LayerLayout, deepest: int = 0, fixed: int = 0) -> None:
+        self.fixed_rows, self.sizes = fixed, set[int]()
         self.layout = Layout(layers)
         self.pool = self
         self.now = 0.0
@@ -23,6 +24,7 @@ class Timed:
         self.drafter = SimpleNamespace(deepest=deepest, name="some", mark="m") if deepest else None
 
     def apply(self, orders: tuple[Any, ...]) -> None:
+        self.sizes |= {op.capacity for op in orders if hasattr(op, "capacity")}
         self.segments += sum({"Allocate": 1, "Drop": -1}[type(op).__name__] for op in orders)
 
     def run(self, strips: Any, wants: Any) -> None:
@@ -44,6 +46,13 @@ def test_costs_are_relative_to_a_round_of_one_row_and_leave_no_segment() -> None
     assert found.widths == pytest.approx([(10 + w) / 11 for w in range(1, WIDTHS + 1)])
     assert (found.again, found.ahead, found.drafters) == (0.0, (), ("copies",))
     assert engine.segments == 0
+
+
+def test_rounds_are_measured_at_the_size_at_which_they_are_compiled() -> None:
+    for fixed, size in ((0, BLOCK), (1024, 1024)):
+        engine = Timed(ATTENTION, fixed=fixed)
+        prices(engine, engine.clock)
+        assert engine.sizes == {size}
 
 
 def test_a_rejection_costs_a_recurrent_model_the_computing_of_its_state() -> None:
