@@ -19,7 +19,7 @@ from onecopy.runtime.engine import Engine
 from onecopy.runtime.errors import BadRequest
 from onecopy.runtime.models import Loaded, load
 from onecopy.runtime.rows.caches import Strip
-from onecopy.runtime.rows.layout import round_up
+from onecopy.runtime.rows.layout import BLOCK, round_up
 from onecopy.runtime.rows.ops import Allocate, Chain, Drop, Link
 from onecopy.runtime.seams.clock import RealClock
 from onecopy.runtime.text import ChatFormat
@@ -214,8 +214,11 @@ def decoded(
     draft: bool,
     now: Callable[[], float],
 ) -> Reply:
-    """One greedy reply of `new` tokens, with rounds as the lane makes them. Leaves no segment behind."""
-    end = round_up(len(prompt) + new)
+    """One greedy reply of `new` tokens, with rounds as the lane makes them. Leaves no segment behind.
+
+    Who drafts has rows at the size at which rounds are compiled, as the bank gives them.
+    """
+    end = round_up(len(prompt) + new, (draft and engine.fixed_rows) or BLOCK)
     engine.pool.apply((Allocate(SEGMENT, 0, end),))
     try:
         tokens = [*prompt, _prefilled(engine, prompt, end)]
