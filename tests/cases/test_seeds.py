@@ -10,6 +10,8 @@ import pytest
 
 from tests.support.system import Whole, body, serving, system_text, user
 
+LONG = 520
+"""Tokens of a reply that is compared: the contract is stated for more than 500."""
 S = system_text("a system text of some length " * 20)
 SAMPLED: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
@@ -29,18 +31,38 @@ async def whole(tiny: Path) -> AsyncIterator[Whole]:
 async def test_f23_a_reply_is_the_same_cold_repeated_beside_others_streamed_and_after_a_restart(
     whole: Whole, tiny: Path, how: str
 ) -> None:
-    wanted = body(S, user("tell me"), max_tokens=40, **SAMPLED[how])
+    wanted = body(S, user("tell me"), max_tokens=LONG, **SAMPLED[how])
     first = await whole.ask(wanted)
     assert (await whole.ask(wanted)).said == first.said
     for i in range(10):
         await whole.ask(body(S, user(f"other {i}"), temperature=1, seed=i))
-    beside = [body(S, user(f"beside {i}"), temperature=0.7, max_tokens=50) for i in range(3)]
+    beside = [body(S, user(f"beside {i}"), temperature=0.7, max_tokens=LONG) for i in range(3)]
     together = await whole.together([wanted, *beside, wanted], stream=[False, False, True, False, True])
     assert together[0].said == together[4].said == first.said
     assert (await whole.streamed(wanted)).said == first.said
     assert (await whole.ask({**wanted, "draft": False})).said == first.said
     async with serving(tiny) as restarted:
         assert (await restarted.ask(wanted)).said == first.said
+
+
+@pytest.mark.parametrize("how", ["greedy", "seeded"])
+async def test_f23_the_turn_after_a_long_reply_is_a_cold_runs_resumed_in_memory_and_from_disk(
+    tiny: Path, tmp_path: Path, how: str
+) -> None:
+    store = str(tmp_path / "rows")
+    async with serving(tiny, store=store) as whole:
+        first = await whole.ask(body(S, user("tell me"), max_tokens=LONG, **SAMPLED[how]))
+        said = {"role": "assistant", "content": first.text}
+        after = body(S, user("tell me"), said, user("and then?"), max_tokens=LONG, **SAMPLED[how])
+        cold = await whole.cold(after)
+        resumed = await whole.ask(after)
+    assert resumed.said == cold.said
+    assert len(resumed.tokens) == LONG
+    async with serving(tiny, store=store) as whole:
+        restored = await whole.ask(after)
+    assert restored.said == cold.said
+    assert (resumed.onecopy["how"], restored.onecopy["how"]) == ("adopted", "restored")
+    assert min(resumed.cached, restored.cached) > LONG
 
 
 async def test_f23_unseeded_replies_differ_and_report_the_seed_that_repeats_them(whole: Whole) -> None:
