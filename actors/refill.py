@@ -10,7 +10,7 @@ import trio
 from onecopy.runtime.core import Ref
 from onecopy.runtime.errors import OnecopyError
 from onecopy.runtime.rows.layout import BLOCK
-from onecopy.runtime.store import Kind, Stored, Tensors
+from onecopy.runtime.store import Kind, Place, Stored
 
 from .messages.stager import Restore, RestoreReport
 from .messages.store import Read
@@ -25,10 +25,10 @@ AHEAD = 2
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Records as they came. rooms: where each was to be read to; None for what has no place of its own."""
+    """Records as they came, and where each was to be read to."""
 
     records: tuple[Stored, ...]
-    rooms: tuple[Tensors | None, ...]
+    places: tuple[Place | None, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -90,28 +90,28 @@ class Refill:
         """Whether all of the run was had, so that what comes behind it may be taken."""
         if coming.run is None:
             return False
-        for stored, room in zip(coming.run.records, coming.run.rooms, strict=False):
-            await self._take(stored, room)
+        for stored, place in zip(coming.run.records, coming.run.places, strict=False):
+            await self._take(stored, place)
         return len(coming.run.records) == len(coming.keys)
 
     async def _fetch(self, first: int, keys: tuple[bytes, ...]) -> Run:
-        rooms = tuple([await self._room(n) for n in range(first, first + len(keys))])
+        places = tuple([await self._place(n) for n in range(first, first + len(keys))])
         async with self._reading:  # a disk is slower when two readers pull it to and fro
-            return Run(await self._store.ask(Read(keys, rooms)), rooms)
+            return Run(await self._store.ask(Read(keys, places)), places)
 
-    async def _room(self, number: int) -> Tensors | None:
+    async def _place(self, number: int) -> Place | None:
         """The first run has none: it is read while the device makes the memory, and the others wait for that."""
         ask = self._ask
         placed = RUN <= number < len(ask.keys)
-        return await ask.writer.room(ask.segment, ask.first + number) if placed else None
+        return await ask.writer.place(ask.segment, ask.first + number) if placed else None
 
-    async def _take(self, stored: Stored, room: Tensors | None) -> None:
+    async def _take(self, stored: Stored, place: Place | None) -> None:
         ask = self._ask
         self._read += stored.size
         if stored.kind is not Kind.BLOCK:
             await ask.writer.write_anchor(ask.segment, stored.start + len(stored.tokens), stored.tensors)
             self._anchored = True
             return
-        if stored.tensors is not room:
+        if place is None or stored.tensors is not place.arrays:
             await ask.writer.write_block(ask.segment, ask.first + self._blocks, stored.tensors)
         self._blocks += 1

@@ -163,7 +163,7 @@ class RowsStore(Actor):
 
     async def _read(self, engine: RowsOnDisk, ask: Read, reply: Reply[tuple[Stored, ...]]) -> None:
         entries = [entry for entry in takewhile(bool, map(engine.locate, ask.keys)) if entry is not None]
-        records, failure = await self._disk.in_thread(read_run, engine.reader(), entries, ask.rooms)
+        records, failure = await self._disk.in_thread(read_run, engine.reader(), entries, ask.places)
         if failure is not None:
             key = ask.keys[len(records)]
             self._enqueue(Job(lambda engine: engine.failed(key, failure)))

@@ -304,12 +304,12 @@ def _repeats_a_block() -> contextlib.AbstractContextManager[Any]:
 
 
 def _places_lower() -> contextlib.AbstractContextManager[Any]:
-    right = Filling.room
+    right = Filling.place
 
     async def wrong(self: Any, segment: int, block: int) -> Any:
         return await right(self, segment, block - 1)
 
-    return mock.patch.object(Filling, "room", wrong)
+    return mock.patch.object(Filling, "place", wrong)
 
 
 def _crashing(seed: int) -> Scenario:
