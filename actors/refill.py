@@ -1,4 +1,4 @@
-"""One restore: runs of records are read and verified, and while one is written the next is on its way."""
+"""One restore: runs of records are read and verified, and while one is taken the next is on its way."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOG = logging.getLogger("onecopy.store")
 RUN = 4
 """Records read by one call: enough for a disk to go forward, and what a cancel may have to wait for."""
 AHEAD = 2
-"""Runs under way at a time: one that is written, and one that is read."""
+"""Runs under way at a time: one that is read, and the next, which waits at the store for its turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,6 @@ class Refill:
         self._blocks = 0
         self._read = 0
         self._anchored = False
-        self._reading = trio.StrictFIFOLock()
 
     async def run(self) -> None:
         """Waits for every read it began: it may write to the rows' memory, which is somebody else's afterwards."""
@@ -96,14 +95,12 @@ class Refill:
 
     async def _fetch(self, first: int, keys: tuple[bytes, ...]) -> Run:
         places = tuple([await self._place(n) for n in range(first, first + len(keys))])
-        async with self._reading:  # a disk is slower when two readers pull it to and fro
-            return Run(await self._store.ask(Read(keys, places)), places)
+        return Run(await self._store.ask(Read(keys, places)), places)
 
     async def _place(self, number: int) -> Place | None:
-        """The first run has none: it is read while the device makes the memory, and the others wait for that."""
+        """A block's own. What is read while the device still makes it would slow that down: both ask for new pages."""
         ask = self._ask
-        placed = RUN <= number < len(ask.keys)
-        return await ask.writer.place(ask.segment, ask.first + number) if placed else None
+        return await ask.writer.place(ask.segment, ask.first + number) if number < len(ask.keys) else None
 
     async def _take(self, stored: Stored, place: Place | None) -> None:
         ask = self._ask

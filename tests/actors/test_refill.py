@@ -1,4 +1,4 @@
-"""One restore: a run is read while the one before it is written, and no read outlives the restore."""
+"""One restore: a run is on its way while the one before it is taken, and no read outlives the restore."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ import pytest
 import trio
 from onecopy.actors.messages.stager import Restore, RestoreReport
 from onecopy.actors.messages.store import Read
-from onecopy.actors.refill import RUN, Refill
+from onecopy.actors.refill import AHEAD, RUN, Refill
 from onecopy.actors.rows_door import Filling
 from onecopy.runtime.errors import Unavailable
 from onecopy.runtime.rows.buffers import Pool
@@ -82,19 +82,18 @@ async def refilled(store: Store, writer: Writer) -> RestoreReport:
     return refill.report(0.0)
 
 
-async def test_runs_are_read_one_after_another_and_taken_in_their_order(autojump_clock: object) -> None:
+async def test_the_next_run_waits_at_the_store_and_runs_are_taken_in_their_order(autojump_clock: object) -> None:
     store, writer = Store(seconds={0: 5, 2 * RUN: 3}), Writer()
     report = await refilled(store, writer)
     assert (report.blocks, report.read) == (len(KEYS), 10 * len(KEYS))
     assert writer.written == list(range(len(KEYS)))
-    assert store.read == sorted(store.read)
-    assert store.most == 1
+    assert store.most == AHEAD
 
 
 async def test_what_lies_behind_a_record_that_is_bad_is_not_taken_though_it_was_read(autojump_clock: object) -> None:
     store, writer = Store(have={0: RUN - 1}), Writer()
     report = await refilled(store, writer)
-    assert store.read == [0, RUN]
+    assert sorted(store.read) == [0, RUN]
     assert writer.written == list(range(RUN - 1))
     assert (report.blocks, report.rows) == (RUN - 1, (RUN - 1) * 256)
 
