@@ -1,4 +1,4 @@
-"""One restore: runs of records are read and verified, and while one is written the next is on its way."""
+"""One restore: runs of records are read and verified, and while one is taken the next is on its way."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import trio
 from onecopy.runtime.core import Ref
 from onecopy.runtime.errors import OnecopyError
 from onecopy.runtime.rows.layout import BLOCK
-from onecopy.runtime.store import Kind, Stored, Tensors
+from onecopy.runtime.store import Kind, Place, Stored
 
 from .messages.stager import Restore, RestoreReport
 from .messages.store import Read
@@ -20,15 +20,15 @@ LOG = logging.getLogger("onecopy.store")
 RUN = 4
 """Records read by one call: enough for a disk to go forward, and what a cancel may have to wait for."""
 AHEAD = 2
-"""Runs under way at a time: one that is written, and one that is read."""
+"""Runs under way at a time: one that is read, and the next, which waits at the store for its turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Records as they came. rooms: where each was to be read to; None for what has no place of its own."""
+    """Records as they came, and where each was to be read to."""
 
     records: tuple[Stored, ...]
-    rooms: tuple[Tensors | None, ...]
+    places: tuple[Place | None, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +50,6 @@ class Refill:
         self._blocks = 0
         self._read = 0
         self._anchored = False
-        self._reading = trio.StrictFIFOLock()
 
     async def run(self) -> None:
         """Waits for every read it began: it may write to the rows' memory, which is somebody else's afterwards."""
@@ -90,28 +89,26 @@ class Refill:
         """Whether all of the run was had, so that what comes behind it may be taken."""
         if coming.run is None:
             return False
-        for stored, room in zip(coming.run.records, coming.run.rooms, strict=False):
-            await self._take(stored, room)
+        for stored, place in zip(coming.run.records, coming.run.places, strict=False):
+            await self._take(stored, place)
         return len(coming.run.records) == len(coming.keys)
 
     async def _fetch(self, first: int, keys: tuple[bytes, ...]) -> Run:
-        rooms = tuple([await self._room(n) for n in range(first, first + len(keys))])
-        async with self._reading:  # a disk is slower when two readers pull it to and fro
-            return Run(await self._store.ask(Read(keys, rooms)), rooms)
+        places = tuple([await self._place(n) for n in range(first, first + len(keys))])
+        return Run(await self._store.ask(Read(keys, places)), places)
 
-    async def _room(self, number: int) -> Tensors | None:
-        """The first run has none: it is read while the device makes the memory, and the others wait for that."""
+    async def _place(self, number: int) -> Place | None:
+        """A block's own. What is read while the device still makes it would slow that down: both ask for new pages."""
         ask = self._ask
-        placed = RUN <= number < len(ask.keys)
-        return await ask.writer.room(ask.segment, ask.first + number) if placed else None
+        return await ask.writer.place(ask.segment, ask.first + number) if number < len(ask.keys) else None
 
-    async def _take(self, stored: Stored, room: Tensors | None) -> None:
+    async def _take(self, stored: Stored, place: Place | None) -> None:
         ask = self._ask
         self._read += stored.size
         if stored.kind is not Kind.BLOCK:
             await ask.writer.write_anchor(ask.segment, stored.start + len(stored.tokens), stored.tensors)
             self._anchored = True
             return
-        if stored.tensors is not room:
+        if place is None or stored.tensors is not place.arrays:
             await ask.writer.write_block(ask.segment, ask.first + self._blocks, stored.tensors)
         self._blocks += 1

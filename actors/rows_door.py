@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar, TypeVarTuple
 
+import trio
 from onecopy.runtime.errors import NotPersisting, OnecopyError, Unavailable
 from onecopy.runtime.rows.buffers import Pool
 from onecopy.runtime.rows.layout import BLOCK
@@ -14,8 +15,8 @@ from onecopy.runtime.rows.transfer import (
     Slots,
     Tensors,
     believed,
-    block_of,
     fill,
+    place_of,
     read_rows,
     read_state,
     row_ratios,
@@ -26,6 +27,7 @@ from onecopy.runtime.rows.transfer import (
 )
 from onecopy.runtime.seams.device import Device
 from onecopy.runtime.seams.disk import Disk
+from onecopy.runtime.store import Place
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -108,12 +110,13 @@ class Filling:
         self._device = device
         self._disk = disk
         self._slots: dict[int, Slots | None] = {}
+        self._asking = trio.Lock()
         self._ratios = row_ratios(pool.layout)
 
-    async def room(self, segment: int, block: int) -> Tensors | None:
+    async def place(self, segment: int, block: int) -> Place | None:
         slots = await self._slots_at(segment, block * BLOCK)
         found = self._door.segment(segment, block * BLOCK)
-        return None if slots is None or found.frontier > block * BLOCK else block_of(slots, block)
+        return None if slots is None or found.frontier > block * BLOCK else place_of(slots, block)
 
     async def write_block(self, segment: int, block: int, tensors: Tensors) -> None:
         """Rows before the frontier are there already, bit for bit; only those past it are written."""
@@ -139,6 +142,7 @@ class Filling:
 
     async def _slots_at(self, segment: int, position: int) -> Slots | None:
         found = self._door.segment(segment, position)
-        if found.id not in self._slots:
-            self._slots[found.id] = await self._device.run(restoring, row_slots, self._pool, found.id)
+        async with self._asking:  # two runs are under way, and the device is asked once
+            if found.id not in self._slots:
+                self._slots[found.id] = await self._device.run(restoring, row_slots, self._pool, found.id)
         return self._slots[found.id]

@@ -1,6 +1,6 @@
 """The rows store: the one actor that knows, and changes, what is on disk.
 
-Lookups are answered at once from the index. Reads run beside each other in threads. Everything that changes the
+Lookups are answered at once from the index. Reads run one after another in a thread. Everything that changes the
 directory is a job, run one after another by one writer: jobs that waited together share one commit.
 """
 
@@ -89,6 +89,7 @@ class RowsStore(Actor):
         self._condemned: set[bytes] = set()
         self._jobs: deque[Job] = deque()
         self._work = trio.Event()
+        self._reading = trio.StrictFIFOLock()
         self._pins: list[tuple[float, tuple[bytes, ...]]] = []
         self._nursery: trio.Nursery
 
@@ -163,7 +164,8 @@ class RowsStore(Actor):
 
     async def _read(self, engine: RowsOnDisk, ask: Read, reply: Reply[tuple[Stored, ...]]) -> None:
         entries = [entry for entry in takewhile(bool, map(engine.locate, ask.keys)) if entry is not None]
-        records, failure = await self._disk.in_thread(read_run, engine.reader(), entries, ask.rooms)
+        async with self._reading:  # a disk is slower when two readers pull it to and fro
+            records, failure = await self._disk.in_thread(read_run, engine.reader(), entries, ask.places)
         if failure is not None:
             key = ask.keys[len(records)]
             self._enqueue(Job(lambda engine: engine.failed(key, failure)))

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from onecopy.runtime.core import Ask, Message
-from onecopy.runtime.store import Tensors
+from onecopy.runtime.store import Place, Tensors
 
 
 class RowsReader(Protocol):
@@ -36,7 +36,7 @@ class RowsReader(Protocol):
 class RowsWriter(Protocol):
     """Writes restored rows past a segment's frontier. Arrays are only valid during the call."""
 
-    async def room(self, segment: int, block: int) -> Tensors | None:
+    async def place(self, segment: int, block: int) -> Place | None:
         """The memory of a whole block past the frontier, to be filled from any thread while the restore lasts. None:
         there is no such memory; its rows come by `write_block`."""
         ...

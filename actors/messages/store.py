@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from onecopy.runtime.core import Ask, Message
-from onecopy.runtime.store import Conversation, Found, Record, Stored, Tensors
+from onecopy.runtime.store import Conversation, Found, Place, Record, Stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,12 @@ class Read(Ask[tuple[Stored, ...]]):
     """Records in a row, verified, up to the first that cannot be had: not there, damaged, of another version,
     unreadable; that one will be written anew.
 
-    rooms: for each, writable memory named as its tensors, or None. When they are alike the record is read right there,
-    and the answer's `tensors` is the very room; one that fails leaves its room zero.
+    places: for each, memory to read it to, or None. When its tensors are like the place's arrays the record is read
+    right there, and the answer's `tensors` are these very arrays; one that fails leaves its place zero.
     """
 
     keys: tuple[bytes, ...]
-    rooms: tuple[Tensors | None, ...]
+    places: tuple[Place | None, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,13 @@ right for rows under a hold, writing for rows past a frontier that no round touc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from onecopy.runtime.store.placed import Place, pieces_of
 from onecopy.runtime.store.safetensors import BF16
 
 from .buffers import Pool, put
@@ -29,12 +30,14 @@ STATE = "state"
 class Slots:
     """Writable views of a segment's buffers, keyed `layer.name`, and how many rows make an entry of each.
 
-    start: the segment's first row. An entry of `ratio` rows is counted with the row that completes it.
+    start: the segment's first row. An entry of `ratio` rows is counted with the row that completes it. heads: the bytes
+    of each head of an array.
     """
 
     start: int
     arrays: Tensors
     ratios: Mapping[str, int]
+    heads: Mapping[str, Sequence[memoryview]] = field(default_factory=dict)
 
 
 def read_rows(pool: Pool, segment: int, start: int, stop: int) -> dict[str, Array]:
@@ -59,7 +62,8 @@ def row_slots(pool: Pool, segment: int) -> Slots | None:
     if any(array.dtype == mx.bfloat16 for _, array, _ in named):
         return None
     arrays = {key: np.array(array, copy=False) for key, array, _ in named}
-    return Slots(pool.segments[segment].start, arrays, row_ratios(pool.layout))
+    heads = {key: pieces_of(array) for key, array in arrays.items()}
+    return Slots(pool.segments[segment].start, arrays, row_ratios(pool.layout), heads)
 
 
 def row_ratios(layout: Layout) -> dict[str, int]:
@@ -95,14 +99,15 @@ def fill(slots: Slots, at: int, rows: Tensors) -> None:
         np.copyto(into, array)
 
 
-def block_of(slots: Slots, block: int) -> Tensors:
+def place_of(slots: Slots, block: int) -> Place:
     """The slots' own memory of a whole block, by the names that its record's tensors have."""
-    return {key: _entries(array, slots, block, slots.ratios[key]) for key, array in slots.arrays.items()}
-
-
-def _entries(array: Array, slots: Slots, block: int, ratio: int) -> Array:
-    origin = slots.start // ratio
-    return array[:, block * BLOCK // ratio - origin : (block + 1) * BLOCK // ratio - origin]
+    arrays, pieces = dict[str, Array](), dict[str, list[memoryview]]()
+    for key, array in slots.arrays.items():
+        ratio, size = slots.ratios[key], array.strides[1]
+        first, last = (at * BLOCK // ratio - slots.start // ratio for at in (block, block + 1))
+        arrays[key] = array[:, first:last]
+        pieces[key] = [head[first * size : last * size] for head in slots.heads[key]]
+    return Place(arrays, pieces)
 
 
 def write_rows(pool: Pool, segment: int, start: int, tensors: Tensors) -> None:

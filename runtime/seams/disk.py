@@ -40,7 +40,7 @@ class File(Protocol):
         ...
 
     def pread_into_all(self, offset: int, buffers: Sequence[memoryview]) -> int:
-        """As `pread_into`, filling one buffer after another."""
+        """As `pread_into`, filling one buffer of bytes after another."""
         ...
 
     def append(self, data: Readable) -> int:

@@ -38,8 +38,10 @@ def _sync(fd: int, ordinary: Callable[[int], None] = os.fsync) -> None:
     ordinary(fd)
 
 
-def _at_once(views: Sequence[memoryview]) -> list[memoryview]:
+def _at_once(views: Sequence[memoryview]) -> Sequence[memoryview]:
     """The leading views that one call may fill: so many, and so many bytes, as every system takes."""
+    if len(views) <= _PIECES and sum(map(len, views)) <= _MOST:
+        return views
     ends = list(accumulate(len(view) for view in views[:_PIECES]))
     whole = bisect_right(ends, _MOST)
     return list(views[:whole]) or [views[0][:_MOST]]
@@ -75,7 +77,7 @@ class RealFile:
         return done
 
     def pread_into_all(self, offset: int, buffers: Sequence[memoryview]) -> int:
-        left, done = [memoryview(buffer).cast("B") for buffer in buffers], 0
+        done, left = 0, buffers
         while left:
             got = os.preadv(self._open(), _at_once(left), offset + done)
             if not got:

@@ -15,6 +15,7 @@ from .content import Found, Record, Stored, Verified
 from .conversations import Conversation
 from .keys import KEY_BYTES, ROOT, anchor_key, block_key, block_keys, fingerprint
 from .permit import charge, cold_charge, permit
+from .placed import Place
 from .reader import read_run
 from .record import Kind
 from .room import StoreFull, Swept
@@ -31,6 +32,7 @@ __all__ = [
     "Conversation",
     "Found",
     "Kind",
+    "Place",
     "ReadOnly",
     "Record",
     "RowsOnDisk",

@@ -6,7 +6,10 @@ past a frontier are read, and weighed by nothing, as long as they are finite.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Self
 
 import numpy as np
 import xxhash
@@ -14,7 +17,7 @@ import xxhash
 from ..seams import File
 from .content import TOKENS, Stored, stored
 from .record import HEADER_BYTES, BadRecord, Header, decode_header
-from .safetensors import Array, BadImage, Head, Tensors, decode_head, head_bytes, info_of
+from .safetensors import Array, BadImage, Info, Tensors, decode_head, dtype_name, head_bytes
 
 FIRST = 16 << 10
 """Bytes read to learn what a record holds: its header and, for most models, all of its payload's."""
@@ -22,29 +25,66 @@ PORTION = 1 << 20
 """Bytes that are read before they are summed: few enough that the processor's caches still have them then."""
 
 
-def load_placed(file: File, offset: int, total: int, key: bytes, room: Tensors) -> Stored | None:
-    """Reads a record, `key`, of `total` bytes at `offset` into `room`: writable arrays, named as the record's tensors.
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Writable memory of one record. arrays: named as its tensors. pieces: the bytes of each, in order; none where they
+    are not contiguous along the last two axes.
+    """
 
-    None, and nothing written, when the record's tensors are not the room's in name, shape and dtype, or the room is not
-    contiguous along its last two axes. Raises OSError, OtherVersion, BadRecord or BadImage; the room is zero then, or
-    as it was when nothing had been read into it.
+    arrays: Tensors
+    pieces: Mapping[str, Sequence[memoryview]]
+
+    @classmethod
+    def of(cls, arrays: Tensors) -> Self:
+        return cls(arrays, {name: pieces_of(array) for name, array in arrays.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """How a payload's tensors follow each other. size: bytes before the first."""
+
+    infos: tuple[tuple[str, Info], ...]
+    metadata: Mapping[str, str]
+    size: int
+
+
+def pieces_of(array: Array) -> list[memoryview]:
+    """An array's bytes: all of them, or those of each part along its first axis if it has more than two."""
+    parts = array if array.ndim > 2 else (array,)
+    return [part.data.cast("B") for part in parts if part.size and part.flags.c_contiguous]
+
+
+def load_placed(file: File, offset: int, total: int, key: bytes, place: Place) -> Stored | None:
+    """Reads a record, `key`, of `total` bytes at `offset` into its place.
+
+    None, and nothing written, when the record's tensors are not the place's in name, shape and dtype, or have no pieces
+    there. Raises OSError, OtherVersion, BadRecord or BadImage; the place is zero then, or as it was when nothing had
+    been read into it.
     """
     header, head = _opening(file, offset, total)
     if header.key != key:
         raise BadRecord("another record's bytes")
-    content = decode_head(memoryview(head)[HEADER_BYTES:], header.length)
+    size = HEADER_BYTES + head_bytes(head[HEADER_BYTES : HEADER_BYTES + 8], header.length)
+    content = _laid(head[HEADER_BYTES:size], header.length)
     tokens = np.empty(header.rows, "<u4")
-    arrays = _in_order(content, {TOKENS: tokens, **room})
-    if arrays is None:
+    pieces = _in_order(content, place, tokens)
+    if pieces is None:
         return None
-    size = HEADER_BYTES + content.size
     try:
-        _read(file, offset + size, header, head[HEADER_BYTES:size], arrays)
+        _read(file, offset + size, header, head[HEADER_BYTES:size], pieces)
     except (OSError, ValueError):
-        for array in room.values():
+        for array in place.arrays.values():
             array[...] = 0
         raise
-    return stored(header, tokens, room, content.metadata)
+    return stored(header, tokens, place.arrays, content.metadata)
+
+
+@lru_cache(maxsize=8)
+def _laid(head: bytes, total: int) -> Laid:
+    """Read once: all blocks of a conversation begin alike."""
+    found = decode_head(memoryview(head), total)
+    infos = sorted(found.infos.items(), key=lambda item: item[1].data_offsets)
+    return Laid(tuple(infos), found.metadata, found.size)
 
 
 def _opening(file: File, offset: int, total: int) -> tuple[Header, bytes]:
@@ -59,29 +99,33 @@ def _opening(file: File, offset: int, total: int) -> tuple[Header, bytes]:
     return header, head
 
 
-def _in_order(content: Head, room: Mapping[str, Array]) -> list[Array] | None:
-    """The room's arrays in the order of the record's, or None when they are not the same."""
-    if content.infos.keys() != room.keys():
+def _in_order(content: Laid, place: Place, tokens: Array) -> list[memoryview] | None:
+    """What the record's tensors are read into, in their order; None when the place's arrays are not the same."""
+    if len(content.infos) != len(place.arrays) + 1:
         return None
-    for name, info in content.infos.items():
-        try:
-            place = info_of(room[name])
-        except BadImage:
+    found = list[memoryview]()
+    for name, info in content.infos:
+        array = tokens if name == TOKENS else place.arrays.get(name)
+        if array is None or not _alike(array, info):
             return None
-        if (place.dtype, place.shape) != (info.dtype, info.shape) or not _flat(room[name]):
+        pieces = pieces_of(array) if name == TOKENS else place.pieces[name]
+        if array.size and not pieces:
             return None
-    return [room[name] for name, _ in sorted(content.infos.items(), key=lambda item: item[1].data_offsets)]
+        found += pieces
+    return found
 
 
-def _flat(array: Array) -> bool:
-    part = array[0] if array.ndim > 2 and len(array) else array
-    return part.flags.c_contiguous
+def _alike(array: Array, info: Info) -> bool:
+    try:
+        return [*array.shape] == info.shape and dtype_name(array) == info.dtype
+    except BadImage:
+        return False
 
 
-def _read(file: File, at: int, header: Header, head: bytes, arrays: list[Array]) -> None:
-    """Fills arrays with what lies at `at`, behind the payload's own head. Raises OSError or BadRecord."""
+def _read(file: File, at: int, header: Header, head: bytes, pieces: list[memoryview]) -> None:
+    """Fills pieces with what lies at `at`, behind the payload's own head. Raises OSError or BadRecord."""
     checksum = xxhash.xxh3_128(head)
-    for portion, size in _portions(piece for array in arrays for piece in _pieces(array)):
+    for portion, size in _portions(pieces):
         if file.pread_into_all(at, portion) != size:
             raise BadRecord("the record is cut short")
         for piece in portion:
@@ -89,11 +133,6 @@ def _read(file: File, at: int, header: Header, head: bytes, arrays: list[Array])
         at += size
     if checksum.digest() != header.checksum:
         raise BadRecord("payload checksum")
-
-
-def _pieces(array: Array) -> list[memoryview]:
-    parts = array if array.ndim > 2 else (array,)
-    return [part.data.cast("B") for part in parts if part.size]
 
 
 def _portions(pieces: Iterable[memoryview]) -> Iterator[tuple[list[memoryview], int]]:

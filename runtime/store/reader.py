@@ -10,9 +10,8 @@ import numpy as np
 from ..seams import Disk, File
 from .content import Stored, decode_content
 from .index import Entry
-from .placed import load_placed
+from .placed import Place, load_placed
 from .record import BadRecord, decode_record
-from .safetensors import Tensors
 
 
 class Reader:
@@ -34,14 +33,14 @@ class Reader:
     def __exit__(self, *exc: object) -> None:
         self._open.close()
 
-    def load(self, entry: Entry, room: Tensors | None = None) -> Stored:
+    def load(self, entry: Entry, place: Place | None = None) -> Stored:
         """Reads and verifies one record. Raises OSError, OtherVersion, BadRecord or BadImage.
 
-        room: read into these arrays if the record's tensors are like them; they are the answer's `tensors` then.
+        place: read right there if the record's tensors are like its arrays; they are the answer's `tensors` then.
         """
         file = self._file(entry.pack)
-        if room is not None:
-            stored = load_placed(file, entry.offset, entry.length, entry.key, room)
+        if place is not None:
+            stored = load_placed(file, entry.offset, entry.length, entry.key, place)
             if stored is not None:
                 return stored
         raw = np.empty(entry.length, "u1").data
@@ -59,14 +58,14 @@ class Reader:
 
 
 def read_run(
-    reader: Reader, entries: Sequence[Entry], rooms: Sequence[Tensors | None]
+    reader: Reader, entries: Sequence[Entry], places: Sequence[Place | None]
 ) -> tuple[list[Stored], OSError | ValueError | None]:
-    """The leading records that can be read, each into its room if it has one, and why the next one could not."""
+    """The leading records that can be read, each into its place if it has one, and why the next one could not."""
     found = list[Stored]()
     with reader:
         try:
-            for entry, room in zip(entries, rooms, strict=False):
-                found.append(reader.load(entry, room))
+            for entry, place in zip(entries, places, strict=False):
+                found.append(reader.load(entry, place))
         except (OSError, ValueError) as error:
             return found, error
     return found, None

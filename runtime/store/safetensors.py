@@ -104,7 +104,7 @@ def decode(buffer: bytes | memoryview) -> Image:
 
 def info_of(array: Array) -> Info:
     """What a header says of an array, its place left open. Raises BadImage for a foreign dtype."""
-    return Info(_dtype_name(array), list(array.shape), (0, array.nbytes))
+    return Info(dtype_name(array), list(array.shape), (0, array.nbytes))
 
 
 def encode_head(infos: Mapping[str, Info], metadata: Mapping[str, str]) -> bytes:
@@ -153,7 +153,8 @@ def array_of(info: Info, data: memoryview) -> Array:
         raise BadImage(f"impossible shape: {error}") from None
 
 
-def _dtype_name(array: Array) -> str:
+def dtype_name(array: Array) -> str:
+    """What a header calls an array's dtype. Raises BadImage for a foreign one."""
     named = (array.dtype.metadata or {}).get("safetensors") or _NAMES.get(array.dtype.str)
     if named is None:
         raise BadImage(f"dtype {array.dtype} has no safetensors name")

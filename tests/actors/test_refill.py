@@ -1,7 +1,8 @@
-"""One restore: a run is read while the one before it is written, and no read outlives the restore."""
+"""One restore: a run is on its way while the one before it is taken, and no read outlives the restore."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,16 @@ import pytest
 import trio
 from onecopy.actors.messages.stager import Restore, RestoreReport
 from onecopy.actors.messages.store import Read
-from onecopy.actors.refill import RUN, Refill
+from onecopy.actors.refill import AHEAD, RUN, Refill
+from onecopy.actors.rows_door import Filling
 from onecopy.runtime.errors import Unavailable
-from onecopy.runtime.store import Kind, Stored, Tensors
+from onecopy.runtime.rows.buffers import Pool
+from onecopy.runtime.rows.layout import BLOCK, LayerLayout, Layout, RowTensor
+from onecopy.runtime.rows.ops import Allocate
+from onecopy.runtime.seams.device import InlineDevice
+from onecopy.runtime.store import Kind, Place, Stored, Tensors
+
+from tests.sim.disk import SimDisk
 
 KEYS = tuple(bytes([n]) * 32 for n in range(4 * RUN + 1))
 
@@ -54,7 +62,7 @@ class Writer:
     written: list[int] = field(default_factory=list)
     spoil: Callable[[int], Any] = lambda block: None
 
-    async def room(self, segment: int, block: int) -> Tensors | None:
+    async def place(self, segment: int, block: int) -> Place | None:
         await trio.lowlevel.checkpoint()
         return None
 
@@ -74,19 +82,18 @@ async def refilled(store: Store, writer: Writer) -> RestoreReport:
     return refill.report(0.0)
 
 
-async def test_runs_are_read_one_after_another_and_taken_in_their_order(autojump_clock: object) -> None:
+async def test_the_next_run_waits_at_the_store_and_runs_are_taken_in_their_order(autojump_clock: object) -> None:
     store, writer = Store(seconds={0: 5, 2 * RUN: 3}), Writer()
     report = await refilled(store, writer)
     assert (report.blocks, report.read) == (len(KEYS), 10 * len(KEYS))
     assert writer.written == list(range(len(KEYS)))
-    assert store.read == sorted(store.read)
-    assert store.most == 1
+    assert store.most == AHEAD
 
 
 async def test_what_lies_behind_a_record_that_is_bad_is_not_taken_though_it_was_read(autojump_clock: object) -> None:
     store, writer = Store(have={0: RUN - 1}), Writer()
     report = await refilled(store, writer)
-    assert store.read == [0, RUN]
+    assert sorted(store.read) == [0, RUN]
     assert writer.written == list(range(RUN - 1))
     assert (report.blocks, report.rows) == (RUN - 1, (RUN - 1) * 256)
 
@@ -108,6 +115,27 @@ async def test_a_restore_that_fails_ends_when_no_read_is_under_way_any_more(what
 
 def _refuse(block: int) -> None:
     raise Unavailable("the rows are gone")
+
+
+async def test_a_restore_asks_the_device_for_its_memory_once(autojump_clock: object) -> None:
+    asked = list[str]()
+
+    class Slow(InlineDevice):
+        async def run(self, fn: Any, *args: Any) -> Any:
+            asked.append(args[0].__name__)
+            await trio.sleep(1)
+            return await super().run(fn, *args)
+
+    pool = Pool(Layout((LayerLayout("attention", (RowTensor("k", 1, 1),)),)))
+    pool.apply((Allocate(1, 0, 2 * BLOCK),))
+    door = SimpleNamespace(segment=lambda leaf, position: SimpleNamespace(id=1, start=0, frontier=0))
+    filling = Filling(door, pool, Slow(), SimDisk())  # type: ignore[arg-type]
+    async with trio.open_nursery() as nursery:
+        for block in (0, 1):
+            nursery.start_soon(filling.place, 1, block)
+            nursery.start_soon(filling.write_block, 1, block, {"0.k": np.ones((1, BLOCK, 1), np.float32)})
+    assert asked == ["row_slots"]
+    assert (np.array(pool.segments[1].layers[0].arrays["k"]) == 1).all()
 
 
 async def test_a_restore_that_is_cancelled_takes_nothing_more(autojump_clock: object) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
+import trio
 from onecopy.actors import lane, running, session
 from onecopy.actors.away import OnDisk
 from onecopy.actors.bank import Bank
@@ -300,16 +301,19 @@ def _repeats_a_block() -> contextlib.AbstractContextManager[Any]:
         same = all(first[name].shape == rows.shape for name, rows in tensors.items())
         await right(self, segment, block, first if same else tensors)
 
-    return mock.patch.object(Filling, "write_block", wrong)
+    async def nowhere(self: Any, segment: int, block: int) -> None:
+        await trio.lowlevel.checkpoint()
+
+    return mock.patch.multiple(Filling, write_block=wrong, place=nowhere)
 
 
 def _places_lower() -> contextlib.AbstractContextManager[Any]:
-    right = Filling.room
+    right = Filling.place
 
     async def wrong(self: Any, segment: int, block: int) -> Any:
         return await right(self, segment, block - 1)
 
-    return mock.patch.object(Filling, "room", wrong)
+    return mock.patch.object(Filling, "place", wrong)
 
 
 def _crashing(seed: int) -> Scenario:

@@ -233,10 +233,10 @@ class Door:
     def filling(self) -> Door:
         return Door(self._world, self._door.filling())
 
-    async def room(self, segment: int, block: int) -> Any:
-        room = await self._door.room(segment, block)
+    async def place(self, segment: int, block: int) -> Any:
+        place = await self._door.place(segment, block)
         self._check(segment)
-        return room
+        return place
 
     async def write_block(self, segment: int, block: int, tensors: Any) -> None:
         await self._door.write_block(segment, block, tensors)

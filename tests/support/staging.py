@@ -66,7 +66,7 @@ class Segments:
         self.reads.append(at)
         return rows_of(self.tokens[segment][:at])
 
-    async def room(self, segment: int, block: int) -> None:
+    async def place(self, segment: int, block: int) -> None:
         return None
 
     async def write_block(self, segment: int, block: int, tensors: Tensors) -> None:

@@ -43,6 +43,21 @@ def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
     return one.keys() == other.keys() and all(np.array_equal(one[k], other[k]) for k in one)
 
 
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.uint32])
+def test_new_rows_are_zeros_though_their_memory_held_others(dtype: mx.Dtype) -> None:
+    pool = Pool(LAYOUT, lambda _: dtype)
+    for segment in range(4):
+        pool.apply((Allocate(segment, 0, 2 * BLOCK),))
+        arrays = pool.segments[segment].flat()
+        assert not any(mx.any(array).item() for array in arrays)
+        assert {array.dtype for array in arrays} == {dtype}
+        for layer in pool.segments[segment].layers:
+            for name, array in layer.arrays.items():
+                layer.write(name, 0, mx.ones((array.shape[0], 300, array.shape[2]), dtype))
+        mx.eval(arrays)
+        pool.apply((Drop(segment), Trim()))
+
+
 @pytest.mark.parametrize(("at", "n"), [(0, 1), (255, 2), (100, 300), (0, 2 * BLOCK)])
 def test_a_write_lands_in_place(pool: Pool, at: int, n: int) -> None:
     before = addresses(pool, 1)

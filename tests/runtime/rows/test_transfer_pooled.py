@@ -10,7 +10,16 @@ import pytest
 from onecopy.runtime.rows.buffers import Pool
 from onecopy.runtime.rows.layout import BLOCK, LayerLayout, Layout, RowTensor
 from onecopy.runtime.rows.ops import Allocate, CopyRows, ResizeLayer
-from onecopy.runtime.rows.transfer import Slots, believed, fill, read_rows, row_ratios, row_slots, write_rows
+from onecopy.runtime.rows.transfer import (
+    Slots,
+    believed,
+    fill,
+    place_of,
+    read_rows,
+    row_ratios,
+    row_slots,
+    write_rows,
+)
 
 K, P = RowTensor("k", 1, 2), RowTensor("p", 1, 3)
 RATIOS = [3, 4, 100]
@@ -66,6 +75,21 @@ def test_records_come_back_to_where_they_were(ratio: int, dtype: Any) -> None:
     back, right = read_rows(other, 1, BLOCK, end), read_rows(pool, 1, BLOCK, end)
     assert all(np.array_equal(back[key], right[key]) for key in right)
     assert not any(array.any() for array in read_rows(other, 1, end, 3 * BLOCK).values())
+
+
+@pytest.mark.parametrize("ratio", RATIOS)
+@pytest.mark.parametrize("start", [0, BLOCK])
+def test_a_blocks_place_is_its_own_memory_as_arrays_and_as_bytes(ratio: int, start: int) -> None:
+    slots = row_slots(filled(ratio, start), 1)
+    assert slots is not None
+    for block in (start // BLOCK, start // BLOCK + 1):
+        place, first = place_of(slots, block), block * BLOCK
+        assert numbers(place.arrays["0.k"]) == list(range(first, first + BLOCK))
+        assert numbers(place.arrays["0.p"]) == list(range(first // ratio, (first + BLOCK) // ratio))
+        for name, array in place.arrays.items():
+            assert b"".join(place.pieces[name]) == array.tobytes()
+            place.pieces[name][0][:4] = np.float32(-1).tobytes()
+            assert array[0, 0, 0] == slots.arrays[name][0, :, 0].min() == -1
 
 
 def test_a_claim_of_more_entries_than_rows_is_cut_down_where_it_enters() -> None:

@@ -8,7 +8,7 @@ import pytest
 from onecopy.runtime.seams import RealDisk, append_all
 from onecopy.runtime.store import Kind, Record, placed
 from onecopy.runtime.store.content import encode_content
-from onecopy.runtime.store.placed import FIRST, load_placed
+from onecopy.runtime.store.placed import FIRST, Place, load_placed
 from onecopy.runtime.store.record import BadRecord, OtherVersion
 from onecopy.runtime.store.safetensors import BadImage
 
@@ -57,7 +57,7 @@ def file_of(disk: Any, path: Path, raw: bytes, before: int = 64) -> Any:
 def test_a_block_arrives_in_its_place_bit_for_bit(disk: Any, tmp_path: Path) -> None:
     rows = tensors()
     room, raw = room_like(rows), block_bytes(rows)
-    stored = load_placed(file_of(disk, tmp_path, raw), 64, len(raw), KEY, room)
+    stored = load_placed(file_of(disk, tmp_path, raw), 64, len(raw), KEY, Place.of(room))
     assert stored is not None
     assert stored.tensors is room
     assert all(np.array_equal(room[name], rows[name]) for name in rows)
@@ -69,7 +69,7 @@ def test_more_layers_than_one_first_read_names_and_than_one_call_fills(disk: Any
     rows = tensors(layers=150)
     room, raw = room_like(rows, 2), block_bytes(rows)
     assert raw.index(b'"149.') > FIRST
-    assert load_placed(file_of(disk, tmp_path, raw), 64, len(raw), KEY, room) is not None
+    assert load_placed(file_of(disk, tmp_path, raw), 64, len(raw), KEY, Place.of(room)) is not None
     assert all(np.array_equal(room[name], rows[name]) for name in rows)
 
 
@@ -77,7 +77,7 @@ def test_what_lies_beside_a_block_is_not_touched(disk: Any, tmp_path: Path) -> N
     rows, raw = tensors(1), block_bytes(tensors(1))
     wide = {name: np.full((HEADS, a.shape[1] + 20, WIDTH), 5.0, np.float32) for name, a in rows.items()}
     room = {name: a[:, 10 : a.shape[1] - 10] for name, a in wide.items()}
-    assert load_placed(file_of(disk, tmp_path, raw), 64, len(raw), KEY, room) is not None
+    assert load_placed(file_of(disk, tmp_path, raw), 64, len(raw), KEY, Place.of(room)) is not None
     assert all((a[:, :10] == 5).all() and (a[:, -10:] == 5).all() for a in wide.values())
 
 
@@ -96,7 +96,7 @@ def test_another_room_than_the_records_stays_as_it_was(change: str, disk: Any, t
             room["9.k"] = room["0.k"].copy()
         case "strided":
             room["0.k"] = np.full((HEADS, ROWS, WIDTH * 2), 3, np.float32)[:, :, ::2]
-    assert load_placed(file_of(disk, tmp_path, raw), 64, len(raw), KEY, room) is None
+    assert load_placed(file_of(disk, tmp_path, raw), 64, len(raw), KEY, Place.of(room)) is None
     assert all((a == 3).all() for a in room.values())
 
 
@@ -109,7 +109,7 @@ def test_damage_anywhere_is_seen_and_leaves_no_number_behind(disk: Any, tmp_path
         (tmp_path / str(k)).mkdir()
         file = file_of(RealDisk(), tmp_path / str(k), bytes(bad))
         with pytest.raises((BadRecord, OtherVersion, BadImage)):
-            if load_placed(file, 64, len(raw), KEY, room) is None:
+            if load_placed(file, 64, len(raw), KEY, Place.of(room)) is None:
                 raise BadRecord("left to the ordinary way, which reads it anew and judges it")
         file.close()
         assert not any(a.any() for a in room.values()), at
@@ -119,7 +119,7 @@ def test_a_pack_that_ends_early_is_a_bad_record(disk: Any, tmp_path: Path) -> No
     rows, raw = tensors(1), block_bytes(tensors(1))
     room = room_like(rows)
     with pytest.raises(BadRecord, match="cut short"):
-        load_placed(file_of(disk, tmp_path, raw[:-100]), 64, len(raw), KEY, room)
+        load_placed(file_of(disk, tmp_path, raw[:-100]), 64, len(raw), KEY, Place.of(room))
     assert not any(a.any() for a in room.values())
 
 
@@ -130,14 +130,14 @@ def test_a_record_that_comes_in_portions_is_judged_as_a_whole(
     monkeypatch.setattr(placed, "PORTION", portion)
     rows, raw = tensors(), block_bytes(tensors())
     room = room_like(rows)
-    assert load_placed(file_of(RealDisk(), tmp_path, raw), 64, len(raw), KEY, room) is not None
+    assert load_placed(file_of(RealDisk(), tmp_path, raw), 64, len(raw), KEY, Place.of(room)) is not None
     assert all(np.array_equal(room[name], rows[name]) for name in rows)
     for k, at in enumerate(range(2000, len(raw), 7001)):
         bad = bytearray(raw)
         bad[at] ^= 1
         (tmp_path / str(k)).mkdir()
         with pytest.raises(BadRecord, match="checksum"):
-            load_placed(file_of(RealDisk(), tmp_path / str(k), bytes(bad)), 64, len(raw), KEY, room)
+            load_placed(file_of(RealDisk(), tmp_path / str(k), bytes(bad)), 64, len(raw), KEY, Place.of(room))
         assert not any(a.any() for a in room.values())
 
 
@@ -148,22 +148,37 @@ def test_a_pack_that_ends_between_portions_leaves_no_number_behind(
     rows, raw = tensors(1), block_bytes(tensors(1))
     room = room_like(rows)
     with pytest.raises(BadRecord, match="cut short"):
-        load_placed(file_of(disk, tmp_path, raw[: -rows["0.pooled"].nbytes]), 64, len(raw), KEY, room)
+        load_placed(file_of(disk, tmp_path, raw[: -rows["0.pooled"].nbytes]), 64, len(raw), KEY, Place.of(room))
     assert not any(a.any() for a in room.values())
 
 
 def test_columns_that_are_not_next_to_each_other_are_no_room(disk: Any, tmp_path: Path) -> None:
     flat = {"flat": np.ones((ROWS, WIDTH), np.float32)}
     raw, room = block_bytes(flat), {"flat": np.full((ROWS, WIDTH * 2), 3, np.float32)[:, ::2]}
-    assert load_placed(file_of(disk, tmp_path, raw), 64, len(raw), KEY, room) is None
+    assert load_placed(file_of(disk, tmp_path, raw), 64, len(raw), KEY, Place.of(room)) is None
     assert (room["flat"] == 3).all()
+
+
+def test_records_that_begin_alike_are_still_judged_each_by_its_own_bytes(tmp_path: Path) -> None:
+    one, two = tensors(1), {name: a + 1 for name, a in tensors(1).items()}
+    raw = block_bytes(one)
+    bad = bytearray(block_bytes(two))
+    bad[len(bad) // 2] ^= 1
+    file = file_of(RealDisk(), tmp_path, raw + bytes(bad) + block_bytes(two))
+    rooms = [room_like(one) for _ in range(3)]
+    assert load_placed(file, 64, len(raw), KEY, Place.of(rooms[0])) is not None
+    with pytest.raises(BadRecord, match="payload checksum"):
+        load_placed(file, 64 + len(raw), len(raw), KEY, Place.of(rooms[1]))
+    assert load_placed(file, 64 + 2 * len(raw), len(raw), KEY, Place.of(rooms[2])) is not None
+    for room, right in zip(rooms, (one, {name: a * 0 for name, a in one.items()}, two), strict=True):
+        assert all(np.array_equal(room[name], right[name]) for name in right)
 
 
 def test_another_records_bytes_are_not_believed(disk: Any, tmp_path: Path) -> None:
     rows, raw = tensors(1), block_bytes(tensors(1))
     file, room = file_of(disk, tmp_path, raw), room_like(rows)
     with pytest.raises(BadRecord, match="another record"):
-        load_placed(file, 64, len(raw), b"x" * 32, room)
+        load_placed(file, 64, len(raw), b"x" * 32, Place.of(room))
     with pytest.raises(BadRecord, match="another length"):
-        load_placed(file, 64, len(raw) - 8, KEY, room)
+        load_placed(file, 64, len(raw) - 8, KEY, Place.of(room))
     assert all(np.isnan(a).all() for a in room.values())
