@@ -18,7 +18,9 @@ from .messages.store import Read
 LOG = logging.getLogger("onecopy.store")
 
 RUN = 4
-"""Records read by one call: enough for a disk to go forward, and what a cancel may have to wait for."""
+"""Records read by one call: enough for a disk to go forward, and their bytes are in memory twice for a while."""
+PLACED_RUN = 32
+"""The same where bytes go right to their places: few calls, and who else restores does not wait long for its turn."""
 AHEAD = 2
 """Runs under way at a time: one that is read, and the next, which waits at the store for its turn."""
 
@@ -50,6 +52,7 @@ class Refill:
         self._blocks = 0
         self._read = 0
         self._anchored = False
+        self._over = False
 
     async def run(self) -> None:
         """Waits for every read it began: it may write to the rows' memory, which is somebody else's afterwards."""
@@ -58,6 +61,8 @@ class Refill:
                 await self._take_all(nursery)
             except OnecopyError as error:
                 LOG.warning("restoring %s stopped after %d blocks: %s", self._ask.owner, self._blocks, error.message)
+            finally:
+                self._over = True
 
     def report(self, seconds: float) -> RestoreReport:
         ask = self._ask
@@ -67,7 +72,13 @@ class Refill:
 
     async def _take_all(self, nursery: trio.Nursery) -> None:
         keys = self._ask.keys if self._ask.anchor is None else (*self._ask.keys, self._ask.anchor[1])
-        waiting = deque(Coming(first, keys[first : first + RUN]) for first in range(0, len(keys), RUN))
+        step = RUN if await self._place(0) is None else PLACED_RUN
+        starts = [
+            0,
+            *range(min(RUN, len(keys)), len(keys), step),
+        ]  # the first is short: it is read while places are made
+        ends = [*starts[1:], len(keys)]
+        waiting = deque(Coming(first, keys[first:end]) for first, end in zip(starts, ends, strict=True))
         under_way = deque[Coming]()
         while waiting or under_way:
             while waiting and len(under_way) < AHEAD:
@@ -95,7 +106,7 @@ class Refill:
 
     async def _fetch(self, first: int, keys: tuple[bytes, ...]) -> Run:
         places = tuple([await self._place(n) for n in range(first, first + len(keys))])
-        return Run(await self._store.ask(Read(keys, places)), places)
+        return Run(await self._store.ask(Read(keys, places, lambda: not self._over)), places)
 
     async def _place(self, number: int) -> Place | None:
         """A block's own. What is read while the device still makes it would slow that down: both ask for new pages."""

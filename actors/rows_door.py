@@ -142,7 +142,8 @@ class Filling:
 
     async def _slots_at(self, segment: int, position: int) -> Slots | None:
         found = self._door.segment(segment, position)
-        async with self._asking:  # two runs are under way, and the device is asked once
-            if found.id not in self._slots:
-                self._slots[found.id] = await self._device.run(restoring, row_slots, self._pool, found.id)
+        if found.id not in self._slots:
+            async with self._asking:  # two runs are under way, and the device is asked once
+                if found.id not in self._slots:
+                    self._slots[found.id] = await self._device.run(restoring, row_slots, self._pool, found.id)
         return self._slots[found.id]

@@ -164,8 +164,12 @@ class RowsStore(Actor):
 
     async def _read(self, engine: RowsOnDisk, ask: Read, reply: Reply[tuple[Stored, ...]]) -> None:
         entries = [entry for entry in takewhile(bool, map(engine.locate, ask.keys)) if entry is not None]
+
+        def wanted() -> bool:
+            return ask.wanted() and not reply.done
+
         async with self._reading:  # a disk is slower when two readers pull it to and fro
-            records, failure = await self._disk.in_thread(read_run, engine.reader(), entries, ask.places)
+            records, failure = await self._disk.in_thread(read_run, engine.reader(), entries, ask.places, wanted)
         if failure is not None:
             key = ask.keys[len(records)]
             self._enqueue(Job(lambda engine: engine.failed(key, failure)))

@@ -10,6 +10,7 @@ may raise (Overloaded, ActorStopped, DeadlineExceeded).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -69,10 +70,13 @@ class Read(Ask[tuple[Stored, ...]]):
 
     places: for each, memory to read it to, or None. When its tensors are like the place's arrays the record is read
     right there, and the answer's `tensors` are these very arrays; one that fails leaves its place zero.
+    wanted: asked before each record, from the thread that reads; no further one is read when it says no, nor when the
+    asker has left.
     """
 
     keys: tuple[bytes, ...]
     places: tuple[Place | None, ...]
+    wanted: Callable[[], bool] = lambda: True
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ slice of a live buffer may survive a round: attention takes its views inside the
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -78,10 +79,15 @@ class SegmentBuffers:
         start: int,
         capacity: int,
         dtype: Callable[[RowTensor], Any],
+        streams: Sequence[Any],
     ) -> None:
+        """streams: that make the layers by turns."""
         self.start = start
         self.capacity = capacity
-        self.layers = [LayerBuffers(layer, capacity, dtype) for layer in layout.layers]
+        self.layers: list[LayerBuffers] = []
+        for layer, stream in zip(layout.layers, itertools.cycle(streams), strict=False):
+            with mx.stream(stream):  # new pages take a thread longer than writing them
+                self.layers.append(LayerBuffers(layer, capacity, dtype))
 
     def flat(self) -> list[Array]:
         return [array for layer in self.layers for array in layer.flat()]
@@ -143,7 +149,7 @@ class Pool:
         return len(self._states[layer])
 
     def _allocate(self, op: Allocate) -> None:
-        made = SegmentBuffers(self.layout, op.start, op.capacity, self._dtype)
+        made = SegmentBuffers(self.layout, op.start, op.capacity, self._dtype, self.streams)
         mx.eval(made.flat())
         self.segments[op.segment] = made
 

@@ -102,9 +102,11 @@ def fill(slots: Slots, at: int, rows: Tensors) -> None:
 def place_of(slots: Slots, block: int) -> Place:
     """The slots' own memory of a whole block, by the names that its record's tensors have."""
     arrays, pieces = dict[str, Array](), dict[str, list[memoryview]]()
+    begin, end = block * BLOCK, (block + 1) * BLOCK
     for key, array in slots.arrays.items():
         ratio, size = slots.ratios[key], array.strides[1]
-        first, last = (at * BLOCK // ratio - slots.start // ratio for at in (block, block + 1))
+        origin = slots.start // ratio
+        first, last = begin // ratio - origin, end // ratio - origin
         arrays[key] = array[:, first:last]
         pieces[key] = [head[first * size : last * size] for head in slots.heads[key]]
     return Place(arrays, pieces)

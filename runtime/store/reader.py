@@ -58,13 +58,21 @@ class Reader:
 
 
 def read_run(
-    reader: Reader, entries: Sequence[Entry], places: Sequence[Place | None]
+    reader: Reader,
+    entries: Sequence[Entry],
+    places: Sequence[Place | None],
+    wanted: Callable[[], bool] = lambda: True,
 ) -> tuple[list[Stored], OSError | ValueError | None]:
-    """The leading records that can be read, each into its place if it has one, and why the next one could not."""
+    """The leading records that can be read, each into its place if it has one, and why the next one could not.
+
+    wanted: asked before each record whether anybody still waits, from the thread that reads; no further one is if not.
+    """
     found = list[Stored]()
     with reader:
         try:
             for entry, place in zip(entries, places, strict=False):
+                if not wanted():
+                    break
                 found.append(reader.load(entry, place))
         except (OSError, ValueError) as error:
             return found, error

@@ -90,6 +90,39 @@ async def test_the_next_run_waits_at_the_store_and_runs_are_taken_in_their_order
     assert store.most == AHEAD
 
 
+async def test_where_bytes_go_to_their_places_the_first_run_is_short_and_others_are_long(
+    autojump_clock: object,
+) -> None:
+    asked = list[tuple[int, int]]()
+
+    class Placed(Writer):
+        async def place(self, segment: int, block: int) -> Place | None:
+            return Place({}, {})
+
+    class Longer(Store):
+        async def ask(self, ask: Read) -> tuple[Stored, ...]:
+            asked.append((KEYS.index(ask.keys[0]), len(ask.keys)))
+            return tuple(_stored(key) for key in ask.keys)
+
+    report = await refilled(Longer(), Placed())
+    assert asked == [(0, RUN), (RUN, len(KEYS) - RUN)]
+    assert report.blocks == len(KEYS)
+
+
+async def test_a_restore_that_is_over_wants_nothing_of_what_is_still_read(autojump_clock: object) -> None:
+    asked = list[Read]()
+
+    class Noting(Store):
+        async def ask(self, ask: Read) -> tuple[Stored, ...]:
+            asked.append(ask)
+            assert ask.wanted()
+            return await super().ask(ask)
+
+    await refilled(Noting(have={0: 0}, seconds={RUN: 50}), Writer())
+    assert len(asked) == AHEAD
+    assert not any(ask.wanted() for ask in asked)
+
+
 async def test_what_lies_behind_a_record_that_is_bad_is_not_taken_though_it_was_read(autojump_clock: object) -> None:
     store, writer = Store(have={0: RUN - 1}), Writer()
     report = await refilled(store, writer)

@@ -15,6 +15,9 @@ from onecopy.actors.messages.store import (
 from onecopy.actors.rows_store import HOUSEKEEPING, REOPEN, RowsStore, rows_store_factory
 from onecopy.runtime.errors import NotPersisting, StoreUnusable
 from onecopy.runtime.seams import VirtualClock
+from onecopy.runtime.store import Place, Stored
+from onecopy.runtime.store.index import Entry
+from onecopy.runtime.store.reader import Reader
 
 from tests.sim.disk import SimDisk
 from tests.support.rows import PATH, open_store, records_of, talk
@@ -116,6 +119,39 @@ async def test_records_are_read_by_one_reader_in_the_order_they_were_asked_for(a
         disk.rate = None
     assert list(took) == list(keys)
     assert took[keys[3]] == pytest.approx(4 * took[keys[0]], rel=0.05)
+
+
+async def test_a_read_ends_before_the_record_that_nobody_wants_any_more(autojump_clock: object) -> None:
+    async with bench(SimDisk()) as b:
+        await b.save(talk(1, 1024), anchor=False)
+        keys, answers = (await b.found(talk(1, 1024))).keys, iter([True, True, False])
+        assert len(await b.store.ask(Read(keys, (None,) * 4, lambda: next(answers)))) == 2
+        assert len(await b.store.ask(Read(keys, (None,) * 4))) == 4
+
+
+async def test_a_read_whose_asker_left_before_its_turn_reads_nothing(
+    autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, loaded, load = SimDisk(), list[bytes](), Reader.load
+
+    def noting(reader: Reader, entry: Entry, place: Place | None = None) -> Stored:
+        loaded.append(entry.key)
+        return load(reader, entry, place)
+
+    async with bench(disk) as b:
+        await b.save(talk(1, 1024), anchor=False)
+        keys = (await b.found(talk(1, 1024))).keys
+        monkeypatch.setattr(Reader, "load", noting)
+        disk.rate = 1000
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(b.store.ask, Read(keys[:1], (None,)))
+            await trio.testing.wait_all_tasks_blocked()
+            with trio.move_on_after(1) as scope:
+                await b.store.ask(Read(keys[1:], (None,) * 3))
+            assert scope.cancelled_caught
+        disk.rate = None
+        assert len(await b.store.ask(Read(keys[3:], (None,)))) == 1
+    assert loaded == [keys[0], keys[3]]
 
 
 async def test_conversations_are_listed_and_dropped(autojump_clock: object) -> None:
