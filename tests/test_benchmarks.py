@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.elsewhere import compiler
 from tests.support.heads import write_block_drafter, write_with_mtp
 from tests.support.system import write_tiny
 
@@ -99,6 +100,13 @@ def test_rows_come_back_from_disk_and_are_written_once(tmp_path: Path) -> None:
     assert 0.5 < column(written, "written ÷ rows")[0] <= 1.05
     assert column(gaps, "rows are saved") == ["false", "true"]
     assert column(restart, "conversations on disk") == [0, 5]
+
+
+@compiler
+def test_compiled_rounds_are_measured_beside_eager_ones(tmp_path: Path) -> None:
+    (table,) = smoke("compiled", tmp_path)["tables"]
+    assert column(table, "round") == ["eager", "compiled"] * 2
+    assert all(value > 0 for value in column(table, "computed, ms"))
 
 
 def test_quantized_rows_are_measured_beside_those_that_are_not(tmp_path: Path) -> None:
