@@ -70,9 +70,13 @@ class Arrangement:
         n = x.shape[2]
         if not self.most or n <= self.most:
             return mx.matmul(x, b)
+        parts = [
+            mx.matmul(mx.unflatten(x[:, :, a:z], 2, (-1, self.most)), b[:, :, None]).flatten(2, 3)
+            for a, z in _whole_tiles(n, self.most, b.size)
+        ]
         full = n // self.most * self.most
-        tiles = mx.matmul(mx.unflatten(x[:, :, :full], 2, (-1, self.most)), b[:, :, None]).flatten(2, 3)
-        return tiles if full == n else mx.concatenate([tiles, mx.matmul(x[:, :, full:], b)], axis=2)
+        parts += [] if full == n else [mx.matmul(x[:, :, full:], b)]
+        return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
 
     def __str__(self) -> str:
         most = f", at most {self.most}" if self.most else ""
@@ -249,6 +253,10 @@ HEAD: tuple[Way, ...] = (*CUTS, *EIGHT, *CANDIDATES)
 """A head sees few rows: what pays for hundreds does not for it."""
 
 
+REACH = 2**31 - 1
+"""Numbers that MLX reaches in a batch of products on a CPU: their offsets are 32 bits, and wrap around behind them."""
+
+
 @cache
 def constant(shape: tuple[int, ...], value: float = 0.0, dtype: Any = mx.float32) -> Array:
     """An evaluated array full of `value`, made once: never written to."""
@@ -275,7 +283,21 @@ def _tiled(x: Array, turned: Array, most: int) -> Array:
     n = x.shape[0]
     if not most or n <= most:
         return mx.matmul(x, turned)
-    full = n // most * most
     # A batch axis on both sides keeps MLX from folding the tiles back into one product.
-    tiles = mx.matmul(mx.unflatten(x[:full], 0, (-1, most)), turned[None]).flatten(0, 1)
-    return tiles if full == n else mx.concatenate([tiles, mx.matmul(x[full:], turned)])
+    parts = [
+        mx.matmul(mx.unflatten(x[a:z], 0, (-1, most)), turned[None]).flatten(0, 1)
+        for a, z in _whole_tiles(n, most, turned.size)
+    ]
+    full = n // most * most
+    parts += [] if full == n else [mx.matmul(x[full:], turned)]
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+
+
+def _whole_tiles(n: int, most: int, size: int) -> Iterator[tuple[int, int]]:
+    """The rows `[a, z)` of `n` that make whole tiles of `most`, as many at once as MLX can count.
+
+    size: numbers of the other factor, which all tiles share. MLX finds a tile's by an offset as if each had its own.
+    """
+    step = max(1, REACH // size) * most
+    full = n // most * most
+    yield from ((a, min(a + step, full)) for a in range(0, full, step))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import mlx.core as mx
 import numpy as np
 import pytest
 from onecopy.runtime.blas.gemm import ready
+from onecopy.runtime.numerics import arrange
 from onecopy.runtime.numerics.arrange import BODY, CANDIDATES, Arrangement, Cut, Turned, Way, constant, pad_rows
 from onecopy.runtime.numerics.linear import host_rows
 
@@ -110,3 +113,23 @@ def test_a_tall_product_has_spare_rows_at_both_ends_and_whole_multiples_between(
 def test_constants_are_made_once() -> None:
     assert constant((2, 3), 1.5) is constant((2, 3), 1.5)
     assert np.array(constant((1, 2), -np.inf)).tolist() == [[-np.inf, -np.inf]]
+
+
+@pytest.mark.parametrize("rows", [16, 17, 40, 43])
+@pytest.mark.parametrize("reach", [1, 2 * 5 * 7, 3 * 5 * 7])
+def test_tiles_beyond_the_reach_of_offsets_go_through_in_several_batches(rows: int, reach: int) -> None:
+    how, x, w = Arrangement(8, 8, 8), mx.random.normal((rows, 7)), mx.random.normal((5, 7))
+    whole = how.product(x, w)
+    q, b = mx.random.normal((2, 3, how.padded(rows), 7)), mx.random.normal((2, 3, 7, 5))
+    batch = how.batched(q, b)
+    with mock.patch.object(arrange, "REACH", reach):
+        assert mx.array_equal(how.product(x, w), whole)
+        assert mx.array_equal(how.batched(q, b), batch)
+
+
+def test_the_last_tile_of_a_product_with_large_weights_is_its_own() -> None:
+    inputs, outputs = 2048, 4096
+    rows = 8 * (arrange.REACH // (inputs * outputs) + 3)
+    x, w = mx.random.normal((rows, inputs)), mx.random.normal((outputs, inputs))
+    how = Arrangement(8, 8, 8)
+    assert mx.array_equal(how.product(x, w)[-8:], how.product(x[-8:], w))
