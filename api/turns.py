@@ -88,10 +88,12 @@ class Channel:
     async def put(self, item: Item) -> None:
         """Waits while the reader is behind by `size` items. After `close` items go nowhere."""
         while len(self._items) >= self._size and not self._closed:
-            self._room = anyio.Event()
+            if self._room.is_set():  # else others wait for it already
+                self._room = anyio.Event()
             await self._room.wait()
-        self._items.append(item)
-        self._news.set()
+        if not self._closed:
+            self._items.append(item)
+            self._news.set()
 
     async def wait(self, patience: float | None = None) -> None:
         """Until there is an item, or for `patience` seconds."""

@@ -16,27 +16,23 @@ import mlx.core as mx
 import numpy as np
 
 from .forward import Forward
-from .models.layouts import PROBE_TOKENS
 from .rows.attention import RowTile
 from .rows.buffers import LayerBuffers, Pool
-from .rows.fixed import FixedRound
+from .rows.fixed import FixedRound, links_read
 from .rows.layout import BLOCK, Layout
-from .rows.ops import Allocate, Chain, CopyRows, Drop, Link
+from .rows.ops import Chain
 from .rows.plan import SHORT, Strip
 
 Array = Any
 Graph = Callable[..., list[Array]]
-Key = tuple[int, int, tuple[tuple[int, ...], ...], int]
-"""Rows, wanted rows, the tiles and sizes of the segments before the leaf, and the leaf's size."""
+Key = tuple[int, tuple[tuple[int, ...], ...], int]
+"""Rows, the tiles and sizes of the segments before the leaf, and the leaf's size."""
 
 BUCKET = 4 * BLOCK
 """Rows in multiples of which leaves are wanted: few sizes to compile, and little of a long leaf read in vain."""
 
 GRAPHS = 64
 """Graphs that are kept: five widths of a dozen conversations. The one used longest ago goes first."""
-
-SCRATCH = (-101, -102, -103)
-"""Segments of the trial; the bank's ids begin at 1."""
 
 
 def why_not(layout: Layout, host: bool) -> str | None:
@@ -55,14 +51,19 @@ class CompiledRounds:
         self._graphs: OrderedDict[Key, Graph] = OrderedDict()
 
     def takes(self, strips: Sequence[Strip]) -> bool:
-        """Whether a round is one short strip in a leaf of whole buckets, with logits wanted."""
-        if len(strips) != 1 or not strips[0].wanted or len(strips[0].tokens) > SHORT:
+        """Whether a round is one reply's token and its drafts, in a leaf of whole buckets."""
+        if len(strips) != 1 or not strips[0].wanted == len(strips[0].tokens) <= SHORT:
             return False
         return self._pool.segments[strips[0].chain.leaf].capacity % BUCKET == 0
 
     def __call__(self, strip: Strip) -> Array:
-        """Lazy logits `[wanted, vocab]`; puts the strip's rows into its leaf, lazily too."""
+        """Lazy logits `[rows, vocab]`; puts the strip's rows into its leaf, lazily too.
+
+        AssertionError when they do not fit: nothing is written then.
+        """
         leaf = self._pool.segments[strip.chain.leaf]
+        if not leaf.start <= strip.position <= strip.end <= leaf.start + leaf.capacity:
+            raise AssertionError(f"rows {strip.position}..{strip.end} do not fit segment {strip.chain.leaf}")
         positions = mx.array(np.arange(strip.position, strip.end, dtype=np.int32))
         at = mx.array([strip.position - leaf.start], mx.int32)
         graph = self._graph(strip)
@@ -70,7 +71,9 @@ class CompiledRounds:
         made = iter(graph(self._forward.tokens([strip]), positions, at, *self._arrays(strip.chain)))
         logits, shown = next(made), [next(made)] if self._forward.shows else []
         self._forward.show(shown)
-        _exchange(self._of(leaf.layers), made)
+        for layer in self.of(leaf.layers):
+            for array in layer.arrays.values():
+                array[...] = next(made)  # the same object: a save that reads it would keep the memory of another
         return logits
 
     def _graph(self, strip: Strip) -> Graph:
@@ -83,15 +86,14 @@ class CompiledRounds:
         return self._graphs[key]
 
     def _key(self, strip: Strip) -> Key:
-        *before, leaf = strip.chain.links
+        *before, leaf = links_read(strip.chain)
         found = [(link.start - self._pool.segments[link.segment].start, link.stop - link.start) for link in before]
         sizes = [self._pool.segments[link.segment].capacity for link in before]
         read = tuple((*each, size) for each, size in zip(found, sizes, strict=True))
-        return len(strip.tokens), strip.wanted, read, self._pool.segments[leaf.segment].capacity
+        return len(strip.tokens), read, self._pool.segments[leaf.segment].capacity
 
     def _compile(self, strip: Strip) -> Graph:
-        first = len(strip.tokens) - strip.wanted
-        wanted = mx.arange(first, len(strip.tokens))
+        wanted = mx.arange(strip.wanted)
         mx.eval(wanted)
 
         def graph(tokens: Array, positions: Array, at: Array, *arrays: Array) -> list[Array]:
@@ -105,7 +107,7 @@ class CompiledRounds:
     @contextmanager
     def _lent(self, chain: Chain, arrays: Sequence[Array]) -> Iterator[list[LayerBuffers]]:
         """The layers of a chain's leaf, while all its segments have these arrays in place of their own."""
-        layers = [layer for link in chain.links for layer in self._of(self._pool.segments[link.segment].layers)]
+        layers = [layer for link in links_read(chain) for layer in self.of(self._pool.segments[link.segment].layers)]
         own = [array for layer in layers for array in layer.arrays.values()]
         _exchange(layers, iter(arrays))
         try:
@@ -114,63 +116,17 @@ class CompiledRounds:
             _exchange(layers, iter(own))
 
     def _arrays(self, chain: Chain) -> Iterator[Array]:
-        for link in chain.links:
-            for layer in self._of(self._pool.segments[link.segment].layers):
+        for link in links_read(chain):
+            for layer in self.of(self._pool.segments[link.segment].layers):
                 yield from layer.arrays.values()
 
-    def _of(self, layers: list[LayerBuffers]) -> list[LayerBuffers]:
+    def of(self, layers: list[LayerBuffers]) -> list[LayerBuffers]:
+        """Of a segment's layers the model's own."""
         return layers[: self._layers]
 
-    # --- the trial
-
-    def tried(self) -> str | None:
-        """Compares compiled rounds with others, over one segment and two: why they are not to be used, or None."""
-        try:
-            same = self._compared()
-        except (RuntimeError, ValueError, TypeError, AttributeError, IndexError, AssertionError) as error:
-            return f"its rounds do not compile here: {' '.join(str(error).split())[:200]}"
-        finally:
-            self._pool.apply(tuple(Drop(s) for s in SCRATCH))
-            self._graphs.clear()
-        return None if same else "compiled rounds have other bits than others"
-
-    def _compared(self) -> bool:
-        one, before, after = SCRATCH
-        tokens = PROBE_TOKENS * (BLOCK // len(PROBE_TOKENS) + 2)
-        self._pool.apply((Allocate(one, 0, BUCKET), Allocate(before, 0, BLOCK), Allocate(after, BLOCK, BUCKET)))
-        whole = Chain((Link(one, 0, 0),), BUCKET)
-        self._filled(Strip(whole, 0, tokens, 1))
-        self._pool.apply((CopyRows(one, before, 0, BLOCK), CopyRows(one, after, BLOCK, len(tokens))))
-        end = len(tokens)
-        chains = (
-            Chain((Link(one, 0, end),), BUCKET),
-            Chain((Link(before, 0, BLOCK), Link(after, BLOCK, end)), BLOCK + BUCKET),
-        )
-        return all(self._alike(Strip(c, end, PROBE_TOKENS[:n], n)) for c in chains for n in (1, 4))
-
-    def _alike(self, strip: Strip) -> bool:
-        """Whether a strip has the same logits and rows both ways, and again."""
-        plain = self._bits(strip, self._forward([strip], self._pool, self._tile))
-        again = (self._bits(strip, self(strip)) for _ in range(2))
-        return all(np.array_equal(a, b) for found in again for a, b in zip(plain, found, strict=True))
-
-    def _filled(self, strip: Strip) -> None:
-        self._bits(strip, self._forward([strip], self._pool, self._tile))
-
-    def _bits(self, strip: Strip, logits: Array) -> list[Any]:
-        """What a round computed, as bytes: its logits and the rows that it wrote."""
-        leaf = self._pool.segments[strip.chain.leaf]
-        at = slice(strip.position - leaf.start, strip.end - leaf.start)
-        mx.eval(logits, leaf.flat())
-        rows = [array[:, at] for layer in self._of(leaf.layers) for array in layer.arrays.values()]
-        self._forward.features()
-        return [_bits_of(x) for x in (logits, *rows)]
-
-
-def _bits_of(x: Array) -> Any:
-    """The bytes of numbers of a type that NumPy may not have."""
-    plain = x.flatten()
-    return np.array(plain.view(mx.uint8))
+    def forget(self) -> None:
+        """Drops all graphs."""
+        self._graphs.clear()
 
 
 def _exchange(layers: Sequence[LayerBuffers], arrays: Iterator[Array]) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import mlx.core as mx
 
 from .compiled import BUCKET, CompiledRounds, why_not
+from .compiled_trial import tried
 from .decode.drafts import verify
 from .decode.sampling import pick
 from .decode.want import Pick, Want
@@ -100,7 +101,7 @@ class Engine:
         found = Trial(engine._forward, own, numerics.tile).run(loaded.id, rows.logits)
         if kv_bits is not None:
             found += engine._quantized(loaded, own, sample(loaded, rows.logits.shape[-1], context))
-        engine._compile(kept.layout)
+        engine._compile(rows)
         engine._reasons = (*numerics.reasons, *rows.reasons, *dict.fromkeys(found))
         engine.opened_s = stopwatch() - begun
         return engine
@@ -111,12 +112,13 @@ class Engine:
         self.fidelity = check(loaded.id, self._forward, own, self.pool, tile, tokens)
         return Trial(self._forward, self.pool, tile).exactness(loaded.id)
 
-    def _compile(self, layout: Layout) -> None:
-        """Compiles rounds from here on where a trial shows that it changes nothing. layout: of the model's layers."""
-        self.eager = why_not(layout, on_host())
+    def _compile(self, rows: ModelRows) -> None:
+        """Compiles rounds from here on where a trial shows that it changes nothing. rows: the model's own."""
+        self.eager = why_not(rows.layout, on_host())
         if self.eager is None:
-            made = CompiledRounds(self._forward, self.pool, self._numerics.tile, len(layout.layers))
-            self.eager = made.tried()
+            tile = self._numerics.tile
+            made = CompiledRounds(self._forward, self.pool, tile, len(rows.layout.layers))
+            self.eager = tried(made, self._forward, self.pool, tile, rows)
             if self.eager is None:
                 self._compiled, self.fixed_rows = made, BUCKET
 

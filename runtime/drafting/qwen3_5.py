@@ -79,10 +79,8 @@ class Qwen35Head:
 
 
 def layers_of(loaded: Loaded) -> int:
-    """Layers of the head that a checkpoint brings along, by its config or its tensors; 0 where it has none."""
-    found = {name.split(".")[1] for name in loaded.draft_head if name.startswith("layers.")}
-    said = {**(loaded.config.get("text_config") or {}), **loaded.config}.get("mtp_num_hidden_layers")
-    return max(len(found), said if isinstance(said, int) else 0) if found else 0
+    """Layers of the head that a checkpoint brings along, whatever its config says; 0 where it has none."""
+    return len({name.split(".")[1] for name in loaded.draft_head if name.startswith("layers.")})
 
 
 def _plain(loaded: Loaded) -> dict[str, Array]:

@@ -1,7 +1,7 @@
 """A round of one short strip over buffers of a fixed size, whose numbers are arrays: one graph serves every position.
 
 The leaf is read whole; what lies past the strip is hidden. A hidden tile weighs nothing, so the numbers are those of
-`RoundRows`, which reads only what has begun; a self-check compares the bits (`CompiledRounds.tried`).
+`RoundRows`, which reads only what has begun; a self-check compares the bits (`compiled_trial`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,16 @@ from .attention import RowTile
 from .buffers import LayerBuffers, Pool
 from .fused import Whole
 from .layout import BLOCK, blocks_for
-from .ops import Link
+from .ops import Chain, Link
 from .plan import Reading, RoundRows, Span, Strip, Unit, Write
 
 Array = Any
+
+
+def links_read(chain: Chain) -> list[Link]:
+    """A chain's links that have rows, and its leaf."""
+    *before, leaf = chain.links
+    return [*(link for link in before if link.start < link.stop), leaf]
 
 
 class FixedRound(RoundRows):
@@ -41,7 +47,7 @@ class FixedRound(RoundRows):
         if window is not None:
             raise AssertionError("what a window reads begins at another row each time")
         (strip,), (bound,) = self.strips, self.bounds
-        *before, leaf = strip.chain.links
+        *before, leaf = links_read(strip.chain)
         keys = mx.arange(self.pool.segments[leaf.segment].capacity)
         if not before and self._fuses(strip):
             whole = Whole(leaf.segment, 0, keys.size, keys <= self._last_seen(self.rows, 1))

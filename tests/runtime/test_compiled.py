@@ -15,9 +15,12 @@ from onecopy.runtime.compiled import BUCKET, CompiledRounds, why_not
 from onecopy.runtime.decode import wants_for
 from onecopy.runtime.drafting import drafter_for
 from onecopy.runtime.engine import Engine
+from onecopy.runtime.forward import Forward
 from onecopy.runtime.rows.fixed import FixedRound
 from onecopy.runtime.rows.layout import BLOCK, LayerLayout, Layout, RowTensor
+from onecopy.runtime.rows.ops import Chain, Link
 from onecopy.runtime.rows.plan import Strip
+from onecopy.runtime.rows.transfer import read_rows
 from onecopy.runtime.turn import Sampling
 
 from tests.support.elsewhere import compiler, elsewhere
@@ -99,7 +102,7 @@ def test_what_is_read_behind_a_compiled_round_is_what_it_wrote(case: Case) -> No
     assert np.array_equal(rows[1], case.whole[20:21])
 
 
-def test_buffers_are_written_in_place(case: Case) -> None:
+def test_buffers_are_written_in_place_also_while_a_save_reads_them(case: Case) -> None:
     talk = bucket(case, 40)
 
     def places() -> list[int]:
@@ -108,8 +111,13 @@ def test_buffers_are_written_in_place(case: Case) -> None:
 
     talk.feed(case.tokens[40:44])
     before = places()
-    talk.feed(case.tokens[44:60], 4)
+    held, views = mx.get_active_memory(), []
+    for _ in range(4):
+        views.append(read_rows(case.engine.pool, talk.leaf, 0, 40))
+        talk.feed(case.tokens[talk.position : talk.position + 4], 4)
     assert places() == before
+    assert mx.get_active_memory() - held < 4 * case.engine.layout.row_bytes
+    assert all(np.array_equal(views[0][name], view[name]) for view in views for name in view)
 
 
 def test_only_a_short_strip_alone_in_whole_buckets_is_compiled(case: Case) -> None:
@@ -117,10 +125,32 @@ def test_only_a_short_strip_alone_in_whole_buckets_is_compiled(case: Case) -> No
     assert ran(talk, case.tokens[30:46])
     assert not ran(talk, case.tokens[30:47])
     assert not ran(small, [1])
+    tail = Strip(talk.chain, 30, (5, 6), 1)
+    assert not case.engine.run([tail], wants_for(GREEDY, 31)).compiled
     strips = [talk.strip([1]), small.strip([1])]
     wants = [w for s in strips for w in wants_for(GREEDY, s.position)]
     assert not case.engine.run(strips, wants).compiled
     assert not case.engine.run([Strip(talk.chain, 30, (5, 6))]).compiled
+
+
+def test_rows_that_do_not_fit_are_refused_before_anything_is_written(case: Case) -> None:
+    talk = bucket(case, 30)
+    talk.feed(case.tokens[30:34], 4)
+    rows = read_rows(case.engine.pool, talk.leaf, 0, BUCKET)
+    before = {name: np.array(view) for name, view in rows.items()}
+    chain = Chain((Link(talk.leaf, 0, BUCKET - 2),), BUCKET)
+    with pytest.raises(AssertionError, match=r"rows 1022\.\.1026 do not fit"):
+        case.engine.forward([Strip(chain, BUCKET - 2, (1, 2, 3, 4), 4)])
+    assert all(np.array_equal(rows[name], before[name]) for name in rows)
+
+
+def test_a_link_without_rows_is_nothing_to_read(case: Case) -> None:
+    talk, empty = bucket(case, 30), Talk(case.engine, BLOCK)
+    chain = Chain((Link(empty.leaf, 0, 0), *talk.chain.links), BUCKET)
+    strip = Strip(chain, 30, tuple(case.tokens[30:34]), 4)
+    logits = case.engine.forward([strip])
+    case.engine.settle([strip], logits)
+    assert np.array_equal(np.array(logits), case.whole[30:34])
 
 
 def test_the_graph_used_longest_ago_is_dropped(case: Case) -> None:
@@ -181,6 +211,24 @@ def test_a_device_whose_graphs_have_other_bits_runs_eagerly_and_says_so() -> Non
     assert engine.eager == "compiled rounds have other bits than others"
     assert (engine.fixed_rows, engine.pool.segments) == (0, {})
     assert engine.exactness == ("exact", ())
+
+
+def test_a_device_whose_sums_over_many_tiles_go_another_way_runs_eagerly() -> None:
+    last = FixedRound._last_seen
+
+    def wrong(self: FixedRound, *given: Any) -> Any:
+        return last(self, *given) - (self.pool.segments[self.strips[0].chain.leaf].capacity > BUCKET)
+
+    with elsewhere(), mock.patch.object(FixedRound, "_last_seen", wrong):
+        engine = opened(tiny("llama"))
+    assert engine.eager == "compiled rounds have other bits than others"
+
+
+@pytest.mark.parametrize("error", [KeyError("layer 7"), NotImplementedError("no such thing")])
+def test_a_model_that_cannot_be_traced_runs_eagerly_and_says_why(error: Exception) -> None:
+    with elsewhere(), mock.patch.object(Forward, "traced", side_effect=error):
+        engine = opened(tiny("llama"))
+    assert engine.eager == f"its rounds do not compile here: {error}"
 
 
 def test_a_device_that_cannot_compile_runs_eagerly_and_says_why() -> None:

@@ -334,17 +334,20 @@ def test_layers_that_are_missing_or_of_another_shape_are_named() -> None:
         kept = {key: w for key, w in loaded.draft_head.items() if key != name}
         with pytest.raises(ModelLoadError, match=rf"does not fit the model: mtp\.{name}"):
             drafter_for(replace(with_head(2), draft_head=kept | more))
-    one = {key: w for key, w in loaded.draft_head.items() if not key.startswith("layers.1.")}
-    with pytest.raises(ModelLoadError, match=r"mtp\.layers\.1\.input_layernorm\.weight"):
-        drafter_for(replace(with_head(2), draft_head=one))
 
 
-def test_layers_are_counted_where_the_config_does_not_say() -> None:
+@pytest.mark.parametrize(("said", "kept", "layers"), [(None, 2, 2), (1, 2, 2), (2, 1, 1)])
+def test_layers_are_those_whose_tensors_there_are_whatever_the_config_says(
+    said: int | None, kept: int, layers: int
+) -> None:
     loaded = with_head(2)
-    del loaded.config["mtp_num_hidden_layers"]
-    made = drafter_for(loaded)
+    loaded.config["mtp_num_hidden_layers"] = said
+    gone = tuple(f"layers.{i}." for i in range(kept, 2)) or ("none",)
+    made = drafter_for(
+        replace(loaded, draft_head={k: w for k, w in loaded.draft_head.items() if not k.startswith(gone)})
+    )
     assert made is not None
-    assert len(made.layers) == 2
+    assert len(made.layers) == layers
 
 
 def test_layers_deeper_than_any_proposal_keep_no_rows() -> None:
