@@ -55,7 +55,10 @@ class Refill:
         self._over = False
 
     async def run(self) -> None:
-        """Waits for every read it began: it may write to the rows' memory, which is somebody else's afterwards."""
+        """Waits for every read it began: it may write to the rows' memory, which is somebody else's afterwards.
+
+        Cancelled, as by a stop, it leaves at once, and what is read then ends with the record in hand.
+        """
         async with trio.open_nursery() as nursery:
             try:
                 await self._take_all(nursery)
@@ -73,10 +76,8 @@ class Refill:
     async def _take_all(self, nursery: trio.Nursery) -> None:
         keys = self._ask.keys if self._ask.anchor is None else (*self._ask.keys, self._ask.anchor[1])
         step = RUN if await self._place(0) is None else PLACED_RUN
-        starts = [
-            0,
-            *range(min(RUN, len(keys)), len(keys), step),
-        ]  # the first is short: it is read while places are made
+        # The first is short: it is read while the places of the others are made.
+        starts = [0, *range(min(RUN, len(keys)), len(keys), step)]
         ends = [*starts[1:], len(keys)]
         waiting = deque(Coming(first, keys[first:end]) for first, end in zip(starts, ends, strict=True))
         under_way = deque[Coming]()

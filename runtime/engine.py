@@ -161,7 +161,7 @@ class Engine:
         """
         if sum(s.wanted for s in strips) != len(wants):
             raise AssertionError("one want for each wanted row")
-        logits, compiled = self.forward(strips), self._takes(strips)
+        logits = self.forward(strips)
         if not wants:
             self._settle_round(strips)
             return self._drafted(RoundResult(((),) * len(strips)), strips, wants)
@@ -169,10 +169,8 @@ class Engine:
         self._settle_round(strips, *picked.arrays)
         picks = iter(picked.resolve())
         found = tuple(tuple(next(picks) for _ in range(s.wanted)) for s in strips)
+        compiled = self._compiled is not None and self._compiled.takes(strips)
         return self._drafted(RoundResult(found, (), compiled), strips, wants)
-
-    def _takes(self, strips: Sequence[Strip]) -> bool:
-        return self._compiled is not None and self._compiled.takes(strips)
 
     def _drafted(self, found: RoundResult, strips: Sequence[Strip], wants: Sequence[Want]) -> RoundResult:
         """The round with what the device's drafter proposes, which follows every row of every strip."""
@@ -211,7 +209,7 @@ class Engine:
 
     def forward(self, strips: Sequence[Strip]) -> Array:
         """Lazy logits `[wanted rows, vocab]` of the strips' wanted rows in order; evaluate with `settle`."""
-        if self._compiled is not None and self._takes(strips):
+        if self._compiled is not None and self._compiled.takes(strips):
             return self._compiled(strips[0])
         if self._forward.recurrent:
             verified = [s for s in strips if s.wanted > 1]

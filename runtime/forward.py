@@ -83,8 +83,7 @@ class Forward:
         part = [strips[i] for i in group]
         logits = self._call(part, pool, tile, length)
         if self._tap is not None:
-            shown = self._tap()
-            rows, at = shown.reshape(-1, shown.shape[-1]), 0
+            rows, at = _flat(self._tap()), 0
             for i, strip in zip(group, part, strict=True):
                 self._seen[i] = rows[at : at + len(strip.tokens)]
                 at += len(strip.tokens)
@@ -103,10 +102,7 @@ class Forward:
     def traced(self, now: RoundRows, tokens: Array, wanted: Array) -> list[Array]:
         """Lazy logits of the wanted rows of a round that is part of a graph, and what it shows to a drafter."""
         logits = self._run(now, tokens, wanted, 1)
-        if self._tap is None:
-            return [logits]
-        shown = self._tap()
-        return [logits, shown.reshape(-1, shown.shape[-1])]
+        return [logits] if self._tap is None else [logits, _flat(self._tap())]
 
     def show(self, features: Sequence[Array]) -> None:
         """Sets what `features` answers with, after a round that was no call of this."""
@@ -165,6 +161,11 @@ class Forward:
         for layer, history in found.items():
             pool.segments[strip.chain.leaf].layers[layer].state = history.after(kept)
         return True
+
+
+def _flat(shown: Array) -> Array:
+    """`[batch, length, width]` as `[rows, width]`."""
+    return shown.reshape(-1, shown.shape[-1])
 
 
 def _cache(i: int, layer: LayerLayout, states: Specs) -> LayerCache:

@@ -25,7 +25,7 @@ from rich.table import Table
 from .flags import add_arithmetic_flags, count
 
 ENGINE_CHECKS = 15
-"""Checks that `runtime.audit.checks` makes with its default widths, for the progress bar."""
+"""Checks that `runtime.audit.checks` makes with its default widths, for a bar; with compiled rounds two more."""
 
 
 def add_audit_command(subparsers: Any) -> None:

@@ -74,6 +74,22 @@ def test_rows_have_the_same_bits_in_any_steps(engine: Engine, whole: Logits) -> 
     assert np.array_equal(Talk(engine, 3 * BLOCK).feed(IDS, 200, 1, 3, 56, 7, 100), whole)
 
 
+@pytest.mark.parametrize("width", range(1, 17))
+def test_a_row_has_the_same_bits_at_every_verify_width(engine: Engine, whole: Logits, width: int) -> None:
+    assert np.array_equal(Talk(engine, 3 * BLOCK).feed(IDS, width), whole)
+
+
+@pytest.mark.parametrize("count", range(2, 17))
+def test_a_row_has_the_same_bits_in_every_batch(engine: Engine, whole: Logits, count: int) -> None:
+    steps = -(-512 // count)
+    talks = [Talk(engine, 3 * BLOCK) for _ in range(count)]
+    for i, talk in enumerate(talks):
+        talk.feed(IDS[: (37 * i + 11) % (len(IDS) - steps)])
+    for _ in range(steps):
+        for row, talk in zip(together([(t, [IDS[t.position]]) for t in talks]), talks, strict=True):
+            assert np.array_equal(row[0], whole[talk.position - 1])
+
+
 def test_a_chain_of_segments_gives_the_bits_of_one(engine: Engine, whole: Logits) -> None:
     talk = Talk(engine, BLOCK)
     found = [talk.feed(IDS[:BLOCK], 100)]

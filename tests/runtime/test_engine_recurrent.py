@@ -12,7 +12,7 @@ from onecopy.runtime.engine import Engine
 from onecopy.runtime.rows.layout import BLOCK
 from onecopy.runtime.rows.ops import DropAnchor, LoadAnchor, SaveAnchor
 
-from tests.support.engines import Talk, opened, together
+from tests.support.engines import Logits, Talk, opened, together
 from tests.support.tiny import tiny
 
 QWEN3_5: dict[str, Any] = {
@@ -32,6 +32,19 @@ EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 32,
 }
 MODELS = {"dense": QWEN3_5, "experts": QWEN3_5 | EXPERTS}
+MAMBA: dict[str, Any] = {
+    "state_size": 8,
+    "conv_kernel": 4,
+    "time_step_rank": 4,
+    "use_conv_bias": True,
+    "use_bias": False,
+}
+LONG_KINDS = {
+    "delta": ("qwen3_5", QWEN3_5),
+    "delta and experts": ("qwen3_5", QWEN3_5 | EXPERTS),
+    "mamba": ("mamba", MAMBA),
+}
+LONG: list[int] = np.random.default_rng(4).integers(0, 128, 2 * BLOCK + 30).tolist()
 TOKENS = np.random.default_rng(3).integers(0, 128, 60).tolist()
 
 
@@ -81,6 +94,33 @@ def test_rows_have_the_same_bits_in_any_steps_and_beside_others(engine: Engine) 
     work = [(t, TOKENS[7 * i + 1 : 7 * i + 1 + n]) for (i, t), n in zip(enumerate(talks), (1, 4, 1, 9, 4), strict=True)]
     for (i, rows), (_, tokens) in zip(enumerate(together(work)), work, strict=True):
         assert np.array_equal(rows, whole[7 * i + 1 : 7 * i + 1 + len(tokens)])
+
+
+@pytest.fixture(scope="module", params=LONG_KINDS)
+def long(request: pytest.FixtureRequest) -> tuple[Engine, Logits]:
+    """An engine, and the logits of `LONG` computed in one go."""
+    kind, config = LONG_KINDS[request.param]
+    engine = opened(tiny(kind, **config))
+    assert engine.exactness == ("exact", ())
+    return engine, Talk(engine).feed(LONG)
+
+
+@pytest.mark.parametrize("width", range(1, 17))
+def test_a_row_has_the_same_bits_at_every_verify_width(long: tuple[Engine, Logits], width: int) -> None:
+    engine, whole = long
+    assert np.array_equal(Talk(engine).feed(LONG, width), whole)
+
+
+@pytest.mark.parametrize("count", range(2, 17))
+def test_a_row_has_the_same_bits_in_every_batch(long: tuple[Engine, Logits], count: int) -> None:
+    engine, whole = long
+    steps = -(-512 // count)
+    talks = [Talk(engine) for _ in range(count)]
+    for i, talk in enumerate(talks):
+        talk.feed(LONG[: (37 * i + 11) % (len(LONG) - steps)])
+    for _ in range(steps):
+        for row, talk in zip(together([(t, [LONG[t.position]]) for t in talks]), talks, strict=True):
+            assert np.array_equal(row[0], whole[talk.position - 1])
 
 
 @pytest.mark.parametrize("kept", range(1, 7))

@@ -14,6 +14,7 @@ from onecopy.runtime.rows import plan, weights
 from onecopy.runtime.rows.attention import Even, RowTile, Sheet, Tiles, attend, attended, view
 from onecopy.runtime.rows.buffers import Pool
 from onecopy.runtime.rows.caches import RowCache
+from onecopy.runtime.rows.fused import ANY
 from onecopy.runtime.rows.layout import BLOCK, LayerLayout, Layout, RowTensor
 from onecopy.runtime.rows.ops import Allocate, Chain, Link
 from onecopy.runtime.rows.plan import RoundRows, Strip, hidden_bias
@@ -22,6 +23,7 @@ Host = NDArray[np.float32]
 KVH, GROUP, D = 2, 3, 8
 TILE = RowTile(Arrangement(least=4, multiple=4, most=8), Arrangement(least=4, multiple=4, most=8), 64)
 IN_GRAPHS = replace(TILE, hosted=False)
+FUSED = replace(IN_GRAPHS, fused=ANY)
 RNG = np.random.default_rng(6)
 
 
@@ -97,6 +99,7 @@ def test_a_strip_attends_as_a_softmax_written_out(window: int | None, joint: boo
         np.testing.assert_allclose(found, want, atol=2e-5)
         assert np.array_equal(made.in_graphs([strip], q, extra), found)
         np.testing.assert_allclose(made.off_the_host([strip], q, extra), want, atol=2e-5)
+        np.testing.assert_allclose(made.attend([strip], q, extra, FUSED), want, atol=2e-5)
 
 
 @pytest.mark.parametrize("window", [None, 100])

@@ -15,26 +15,13 @@ from onecopy.runtime.rows.layout import BLOCK
 from onecopy.runtime.rows.ops import Chain, Link
 from onecopy.runtime.rows.plan import RoundRows, Strip
 
-from .test_attention import GROUP, IN_GRAPHS, KVH, RNG, D, Rows, queries, softmax_attention
+from .test_attention import FUSED, GROUP, IN_GRAPHS, KVH, D, Rows, queries
 
-FUSED = replace(IN_GRAPHS, fused=ANY)
 SHAPE = (KVH, GROUP, D, D)
 
 
 def strip(segment: int, at: int, rows: int) -> Strip:
     return Strip(Chain((Link(segment, 0, at),), 3 * BLOCK), at, (0,) * rows)
-
-
-@pytest.mark.parametrize("window", [None, 40, 300])
-@pytest.mark.parametrize("joint", [True, False])
-@pytest.mark.parametrize(("at", "rows"), [(0, 1), (63, 2), (255, 3), (500, 1), (200, 100)])
-def test_a_strip_attends_as_a_softmax_written_out(window: int | None, joint: bool, at: int, rows: int) -> None:
-    made = Rows(window, joint)
-    kept = made.segment(1, 0, 3)
-    q, sinks = queries(rows), RNG.standard_normal(KVH * GROUP, dtype=np.float32)
-    for extra in (None, sinks):
-        want = softmax_attention(q, kept[:KVH], kept[KVH:], list(range(at, at + rows)), window, extra)
-        np.testing.assert_allclose(made.attend([strip(1, at, rows)], q, extra, FUSED), want, atol=2e-5)
 
 
 @pytest.mark.parametrize("window", [None, 100])
