@@ -84,18 +84,36 @@ class Refill:
         while waiting or under_way:
             while waiting and len(under_way) < AHEAD:
                 under_way.append(waiting.popleft())
-                nursery.start_soon(self._bring, under_way[-1])
+                await self._send(nursery, under_way[-1])
             await under_way[0].done.wait()
             if not await self._take_run(under_way.popleft()):
                 return
 
-    async def _bring(self, coming: Coming) -> None:
+    async def _send(self, nursery: trio.Nursery, coming: Coming) -> None:
+        """Returns when the run waits at the store, so that runs come there in their order."""
+        numbers = range(coming.first, coming.first + len(coming.keys))
         try:
-            coming.run = await self._fetch(coming.first, coming.keys)
+            places = tuple([await self._place(n) for n in numbers])
         except OnecopyError as error:
-            LOG.warning("reading rows of %s: %s", self._ask.owner, error.message)
-        finally:
+            self._not_had(coming, error)
+        else:
+            await nursery.start(self._bring, coming, places)
+
+    async def _bring(
+        self, coming: Coming, places: tuple[Place | None, ...], *, task_status: trio.TaskStatus[None]
+    ) -> None:
+        task_status.started()  # the next line puts the ask before any other task runs
+        try:
+            records = await self._store.ask(Read(coming.keys, places, lambda: not self._over))
+        except OnecopyError as error:
+            self._not_had(coming, error)
+        else:
+            coming.run = Run(records, places)
             coming.done.set()
+
+    def _not_had(self, coming: Coming, error: OnecopyError) -> None:
+        LOG.warning("reading rows of %s: %s", self._ask.owner, error.message)
+        coming.done.set()
 
     async def _take_run(self, coming: Coming) -> bool:
         """Whether all of the run was had, so that what comes behind it may be taken."""
@@ -104,10 +122,6 @@ class Refill:
         for stored, place in zip(coming.run.records, coming.run.places, strict=False):
             await self._take(stored, place)
         return len(coming.run.records) == len(coming.keys)
-
-    async def _fetch(self, first: int, keys: tuple[bytes, ...]) -> Run:
-        places = tuple([await self._place(n) for n in range(first, first + len(keys))])
-        return Run(await self._store.ask(Read(keys, places, lambda: not self._over)), places)
 
     async def _place(self, number: int) -> Place | None:
         """A block's own. What is read while the device still makes it would slow that down: both ask for new pages."""

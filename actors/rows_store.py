@@ -89,6 +89,7 @@ class RowsStore(Actor):
         self._condemned: set[bytes] = set()
         self._jobs: deque[Job] = deque()
         self._work = trio.Event()
+        self._reads: deque[tuple[RowsOnDisk, Read, Reply[tuple[Stored, ...]]]] = deque()
         self._reading = trio.StrictFIFOLock()
         self._pins: list[tuple[float, tuple[bytes, ...]]] = []
         self._nursery: trio.Nursery
@@ -160,15 +161,18 @@ class RowsStore(Actor):
         if self._engine is None:
             reply.set(())
         else:
-            self._nursery.start_soon(self._read, self._engine, ask, reply)
+            self._reads.append((self._engine, ask, reply))
+            self._nursery.start_soon(self._read_next)
 
-    async def _read(self, engine: RowsOnDisk, ask: Read, reply: Reply[tuple[Stored, ...]]) -> None:
-        entries = [entry for entry in takewhile(bool, map(engine.locate, ask.keys)) if entry is not None]
+    async def _read_next(self) -> None:
+        """One ask at a time, the oldest: a disk is slower when asks pull it to and fro."""
+        async with self._reading:
+            engine, ask, reply = self._reads.popleft()
+            entries = [entry for entry in takewhile(bool, map(engine.locate, ask.keys)) if entry is not None]
 
-        def wanted() -> bool:
-            return ask.wanted() and not reply.done
+            def wanted() -> bool:
+                return ask.wanted() and not reply.done
 
-        async with self._reading:  # a disk is slower when two readers pull it to and fro
             records, failure = await self._disk.in_thread(read_run, engine.reader(), entries, ask.places, wanted)
         if failure is not None:
             key = ask.keys[len(records)]
