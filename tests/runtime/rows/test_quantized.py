@@ -19,7 +19,8 @@ from onecopy.runtime.rows.plan import RoundRows, Strip
 from onecopy.runtime.rows.quantized import BIASES, SCALES, PackedTiles, floats, packed, quantized_layer, stored
 
 KVH, GROUP = 2, 3
-TILE = RowTile(Arrangement(least=4, multiple=4, most=8), Arrangement(least=4, multiple=4, most=8), 64)
+TILE = RowTile(Arrangement(least=4, multiple=4, most=8), Arrangement(least=4, multiple=4, most=8), 64, hosted=False)
+"""Rows that are kept as floats are read in graphs here as well, because a host's small products may have other bits."""
 RNG = np.random.default_rng(16)
 
 
