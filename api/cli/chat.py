@@ -81,6 +81,8 @@ async def _partner(args: argparse.Namespace) -> AsyncIterator[Partner]:
         system = open_system(system_options(args))
         service = await system.__aenter__()
     try:
+        if service.card.exactness == "not exact":
+            say(f"not exact: {'; '.join(service.card.features['exactness_reasons'])}")
         yield Local(service, args.temperature)
     finally:
         await system.__aexit__(None, None, None)

@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,21 @@ def test_a_chat_prints_replies_and_remembers_them(
     typed(monkeypatch, "hi", "", "again", "/new", "fresh", "/quit", "never")
     assert cli.main(["chat", "--system", "Be brief."]) == 0
     assert capsys.readouterr().out == "Hello.\n" * 3
+
+
+def test_a_chat_says_first_that_answers_may_differ_and_why(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @asynccontextmanager
+    async def open_system(options: Options) -> AsyncIterator[ScriptedService]:
+        service = ScriptedService("Hello.")
+        service.card = replace(service.card, exactness="not exact", features={"exactness_reasons": ["chosen", "both"]})
+        yield service
+
+    monkeypatch.setattr(chat, "open_system", open_system)
+    typed(monkeypatch)
+    assert cli.main(["chat", "--fast"]) == 0
+    assert "not exact: chosen; both" in capsys.readouterr().err
 
 
 async def test_a_chat_with_a_server_streams_from_it(
