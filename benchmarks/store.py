@@ -149,7 +149,7 @@ async def restores(report: Report, model: str, sizes: Sizes) -> None:
                     )  # fmt: skip
     for row in table.rows:
         report.bar(f"{row[0]} tokens from {row[2]}: prefill ÷ restore", as_float(row[6]), "at least", 100)
-        if row[2] == "disk":  # in the page cache a plain read is a copy in memory, which nobody waits for
+        if row[2] == "disk":  # as after a start; out of the page cache both sides are copies in memory
             report.bar(f"{row[0]} tokens from {row[2]}: restore ÷ plain read", as_float(row[9]), "at least", 0.7)
 
 
