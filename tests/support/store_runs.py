@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from onecopy.runtime.errors import StoreUnusable
 from onecopy.runtime.store import Record, RowsOnDisk
+from onecopy.runtime.store.portable import Memory, export_image, import_image
 
 from tests.sim.disk import Faults, PowerCut, SimDisk
 from tests.support.rows import DAY, open_store, records_of, same, talk
@@ -18,14 +19,22 @@ class StoreRun:
     """Drives one store by `seed`. known: records acknowledged and not dropped since, which must read back.
 
     quota: None makes eviction impossible, so that nothing acknowledged may ever go. make: how the disk is made.
+    imports: conversations come from another machine's store, too.
     """
 
     def __init__(
-        self, seed: int, *, quota: int | None = None, faulty: bool = False, make: Callable[..., SimDisk] = SimDisk
+        self,
+        seed: int,
+        *,
+        quota: int | None = None,
+        faulty: bool = False,
+        imports: bool = False,
+        make: Callable[..., SimDisk] = SimDisk,
     ) -> None:
         self.rng = random.Random(seed)
         self.quota = quota
         self.faulty = faulty
+        self.imports = imports
         self.disk = make(Faults(random.Random(seed)))
         self.known: dict[bytes, Record] = {}
         self.now = DAY
@@ -60,9 +69,9 @@ class StoreRun:
             raise Violation("over the quota")
 
     def _step(self) -> None:
-        step = self.rng.choices(
-            (self._put, self._drop, self._sweep, self._touch, self._restart), weights=(10, 2, 4, 1, 1)
-        )[0]
+        steps = [(self._put, 10), (self._drop, 2), (self._sweep, 4), (self._touch, 1), (self._restart, 1)]
+        steps += [(self._import, 6)] if self.imports else []
+        step = self.rng.choices([step for step, _ in steps], weights=[weight for _, weight in steps])[0]
         try:
             step()
         except (OSError, StoreUnusable):
@@ -76,6 +85,16 @@ class StoreRun:
         records = records[-self.rng.randrange(1, 5) :]
         for key in self.store.put(records):
             self.known[key] = next(r for r in records if r.key == key)
+
+    def _import(self) -> None:
+        """A conversation as a file of another store, whose records are all there once the call is back."""
+        records = records_of(
+            talk(self.rng.randrange(6), 2048)[: self.rng.randrange(257, 2048)], anchor=self.rng.random() < 0.5, width=1
+        )
+        elsewhere = open_store(SimDisk())
+        elsewhere.put(records)
+        import_image(self.store, Memory(export_image(elsewhere, records[-1].key)), b"")
+        self.known |= {record.key: record for record in records}
 
     def _drop(self) -> None:
         if self.known:

@@ -28,6 +28,12 @@ def test_the_quota_and_the_index_hold_through_cuts_and_evictions(seed: int) -> N
     StoreRun(seed, quota=300_000, faulty=seed % 2 == 0).run()
 
 
+@pytest.mark.parametrize("faulty", [False, True])
+@pytest.mark.parametrize("seed", range(3000, 3030))
+def test_imported_conversations_survive_power_cuts(seed: int, faulty: bool) -> None:
+    StoreRun(seed, imports=True, faulty=faulty).run()
+
+
 @pytest.mark.parametrize(
     ("seed", "quota", "faulty"),
     [(7821, None, True), (9033, None, True), (6687, 280_000, True), (7023, 280_000, True), (6523, 300_000, False)],
